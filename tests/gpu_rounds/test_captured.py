@@ -229,7 +229,7 @@ def test_a_request_that_needs_the_host_beside_one_that_does_not() -> None:
 @pytest.mark.slow
 def test_logprobs_come_from_the_host(plain: list[list[int]]) -> None:
     engine = engine_of(Model(DRAFT), num_rows=3)
-    told = request_of(PROMPTS[1], 4, num_logprobs=2)
+    told = request_of(PROMPTS[1], 4, logprobs=2)
     untold = request_of(PROMPTS[0], LIMITS[0])
     for request in (told, untold):
         engine.submit(request)

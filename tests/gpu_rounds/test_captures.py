@@ -46,10 +46,10 @@ def test_a_round_captured_on_lanes_that_were_used_otherwise_decides_nothing() ->
     )
     executor: Any = engine._executor
     captures, drafts = executor._captures, executor._drafter.rows
-    lanes = captures.lanes(2, False)
+    lanes = captures.lanes(2)
     lane = Lane(0, 1, 2, 3, 4, 9, 6, 1.0, 1.0, SAMPLING)
     lanes.put([lane, lane], [5, 5])
-    made = captures.round(RoundShape(2, 1, 1, "ratio", draws=True), lanes, drafts)
+    made = captures.round(RoundShape(2, 1, 1, "ratio", draws=True), drafts)
     made.queue()
     assert made._lengths.tolist() == [1, 1]
     lanes.rows.fill_(-1)

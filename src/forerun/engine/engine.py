@@ -135,9 +135,11 @@ class Engine:
         spent = [later - sooner for sooner, later in pairwise([*decision.times, end])]
         answered = [span.request for span in plan.answering]
         compiling = compiled() - compiled_before
-        timed = spent if decision.is_timed and not compiling else None
+        load = decision.load or plan.load
+        has_read = decision.load is not None and load.num_read > 0
+        timed = spent if decision.is_timed and not compiling and not has_read else None
         self._planner.learn(plan, decision.drafted, decision.paths, timed)
-        self._schedule.learn(plan, sum(spent))
+        self._schedule.learn(plan, load, sum(spent) if decision.is_timed else None)
         for span in plan.answering:
             span.request.stats.count_seconds(*spent)
             span.request.stats.compiling += compiling
@@ -149,6 +151,9 @@ class Engine:
         """Append what each request keeps, and count: how many tokens each gained."""
         counts: list[int] = []
         for index, span in enumerate(plan.answering):
+            if index in decision.waiting:
+                counts.append(0)
+                continue
             request, draft, path = span.request, decision.drafts[index], decision.paths[index]
             tokens = decision.tokens(index)
             refused = draft.goes_on(path[-1] if path else ROOT)

@@ -138,6 +138,13 @@ class DraftPlan:
         return [index for index, limits in enumerate(self.limits) if limits is not None]
 
 
+class Load(NamedTuple):
+    """The work of a round, by which its time is compared with that of others."""
+
+    num_answered: int  # rows that are given tokens, and have been before
+    num_read: int  # prompt tokens, padding included where that is computed too
+
+
 @dataclass(frozen=True)
 class RoundPlan:
     """The spans of one round, each in a row of its own; A of them are answered."""
@@ -155,6 +162,12 @@ class RoundPlan:
     def reading(self) -> list[Span]:
         """The spans that are fed a part of a long text, and nothing more."""
         return [span for span in self.spans if not span.answers]
+
+    @cached_property
+    def load(self) -> Load:
+        new = [span for span in self.spans if span.is_new]
+        num_read = sum(span.end - span.start for span in new)
+        return Load(len(self.spans) - len(new), num_read)
 
     @cached_property
     def sampling(self) -> SamplingArrays:

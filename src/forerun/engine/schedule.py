@@ -11,7 +11,7 @@ from typing import Any
 
 from forerun.base.errors import EngineFullError, explain
 from forerun.engine.pacing import Pacing
-from forerun.engine.plan import RoundPlan, Span
+from forerun.engine.plan import Load, RoundPlan, Span
 from forerun.engine.queue import Queue
 from forerun.engine.request import Request, Status
 from forerun.engine.seats import Seats
@@ -106,7 +106,8 @@ class Schedule:
 
         Under pacing, the prompt with the least left comes first, so that a short one does not wait
         for long ones; but each is overtaken by `OVERTAKEN` times as many tokens as it has left, at
-        most, so that long ones are read too.
+        most, so that long ones are read too.  The last token of a text begins its answer and waits
+        for no budget.
         """
         lengths = self._state.lengths
         new = [(row, request) for row, request in seated if request.status is Status.READING]
@@ -121,18 +122,17 @@ class Schedule:
 
             new.sort(key=place)
         for row, request in new:
-            ends[row] = min(len(request.tokens), lengths[row] + budget)
-            budget -= ends[row] - lengths[row]
+            left = len(request.tokens) - lengths[row]
+            ends[row] = lengths[row] + (left if left == 1 else min(left, budget))
+            budget = max(0, budget - left)
         return ends
 
-    def learn(self, plan: RoundPlan, seconds: float) -> None:
-        """A round is over: what it took, and whether parts of texts were stored."""
+    def learn(self, plan: RoundPlan, load: Load, seconds: float | None) -> None:
+        """A plan is executed: whether parts of texts were stored, and how long a round of this
+        load took, if that is known."""
         for span in plan.reading:
             if self._state.lengths[span.row] < span.end:
                 self._stores_parts = False
-        new = [span for span in plan.spans if span.is_new]
-        num_answered = len(plan.spans) - len(new)
-        num_tokens = sum(span.end - span.start for span in new)
-        self._num_read += num_tokens
-        if self._pacing is not None:
-            self._pacing.learn(seconds, num_answered, num_tokens)
+        self._num_read += plan.load.num_read
+        if self._pacing is not None and seconds is not None and any(load):
+            self._pacing.learn(seconds, *load)

@@ -20,7 +20,7 @@ from forerun.drafters.likeliest import likeliest
 from forerun.engine.drafting import Drafting
 from forerun.engine.laws import DraftLaws, TargetLaws
 from forerun.engine.match_on_host import TargetNoise, walk
-from forerun.engine.plan import RoundPlan, Span
+from forerun.engine.plan import Load, RoundPlan, Span
 from forerun.engine.proposal import Drafted, Proposal
 from forerun.models.base import Kept, LanguageModel
 from forerun.noise.race import Key, seed_key
@@ -41,7 +41,10 @@ class Decision:
     laws: TargetLaws  # for log-probabilities, and for processors that keep state
     times: Sequence[float]  # (4,): when the draft began, the score, the decision, and its end
     is_overlapped: bool = False  # the next round is on its way: what follows costs no time
-    is_timed: bool = True  # the times are those of a usual round
+    is_timed: bool = True  # nothing else was done in that time
+    load: Load | None = None  # of the round that took that time; None: the plan's
+    waiting: frozenset[int] = frozenset()
+    """The spans, by index, whose first token comes with the next round, which is on its way."""
 
     @property
     def drafts(self) -> Sequence[Proposal]:

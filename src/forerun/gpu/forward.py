@@ -55,6 +55,7 @@ class PassShape(NamedTuple):
     num_chunks: int  # of the longest text, at most
     branch_width: int = 0  # 0: no trees
     num_layers: int = 0  # only the first ones, under the model's own head; 0: all
+    has_block: bool = False  # parts of prompts stand behind other tokens
 
     @property
     def is_whole(self) -> bool:
@@ -62,7 +63,7 @@ class PassShape(NamedTuple):
         the device, and none with much more to do than the others."""
         is_prompt = self.num_tokens > NARROW and self.num_tokens >= WHOLE * self.num_segments
         is_short = self.num_segments >= MANY_SEGMENTS and self.num_chunks <= FEW_CHUNKS
-        return (is_prompt or is_short) and not self.branch_width
+        return (is_prompt or is_short or self.has_block) and not self.branch_width
 
 
 @dataclass

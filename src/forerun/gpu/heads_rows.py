@@ -51,7 +51,7 @@ class HeadsRows:
                 storage.norms, storage.joined, storage.capacity, storage.weights.eps, num_warps=4,
                 **storage.wide,
             )  # fmt: skip
-            storage.project(inputs)
+            storage.project(inputs, size)
 
     def release(self, row: int) -> None:
         self.lengths[row] = 0

@@ -83,16 +83,19 @@ class HeadsStorage(Storage):
         add("out", num_tokens, self._normed_states, network.fuse.weight, self._zeros, norm,
             self.fused, self.scratch)  # fmt: skip
 
-    def keep(self, inputs: Inputs) -> None:
-        """Queue the way of new features to where those of their rows are kept."""
-        keep_features[(inputs.shape.num_tokens,)](
-            self.fused, inputs.rows, inputs.slots, self.features, self.capacity, num_warps=4,
-            **self.wide,
+    def keep(self, inputs: Inputs, first: int = 0) -> None:
+        """Queue the way of new features, from a first token on, to where those of their rows are
+        kept."""
+        count = inputs.shape.num_tokens - first
+        keep_features[(count,)](
+            self.fused[first:], inputs.rows[first:], inputs.slots[first:], self.features,
+            self.capacity, num_warps=4, **self.wide,
         )  # fmt: skip
 
-    def project(self, inputs: Inputs) -> None:
-        """Queue the keys and values of entries whose inputs are joined."""
-        kernels = Kernels(self.weights, inputs.shape, inputs, self.cache, self.scratch)
+    def project(self, inputs: Inputs, num_tokens: int) -> None:
+        """Queue the keys and values of the first entries, whose inputs are joined."""
+        shape = inputs.shape._replace(num_tokens=num_tokens)
+        kernels = Kernels(self.weights, shape, inputs, self.cache, self.scratch)
         kernels.project(0, self.joined, self.scratch.no_squares)
 
     def finish(

@@ -72,8 +72,7 @@ class Captures:
         self._warm: dict[int, list[int]] = {}  # by size: the lengths that are captured
         self.seconds = 0.0  # that captures took so far
         for size in self.sizes:  # now, so that memory does not grow when one is met late
-            for is_late in (False, True):
-                self.lanes(size, is_late)
+            self.lanes(size)
 
     @cached_property
     def sizes(self) -> list[int]:
@@ -108,31 +107,31 @@ class Captures:
         """Chunks of attention for texts of this length."""
         return num_chunks(max(longest, min(self._state.storage.capacity, SHORT)))
 
-    def lanes(self, size: int, is_late: bool) -> Lanes:
+    def lanes(self, size: int) -> Lanes:
         storage = self._state.storage
-        if (size, is_late) not in storage.lanes:
-            storage.lanes[size, is_late] = Lanes(size, storage.weights.head.device)
-        lanes: Lanes = storage.lanes[size, is_late]
+        if size not in storage.lanes:
+            storage.lanes[size] = Lanes(size, storage.weights.head.device)
+        lanes: Lanes = storage.lanes[size]
         return lanes
 
-    def round(self, shape: RoundShape, lanes: Lanes, drafts: DraftRows | None) -> CapturedRound:
+    def round(self, shape: RoundShape, drafts: DraftRows | None) -> CapturedRound:
         """The round of this shape, captured."""
-        begin, made = working(), self._made(shape, lanes, drafts)
+        begin, made = working(), self._made(shape, drafts)
         if made.prepare():
             self.seconds += working() - begin
         return made
 
-    def _made(self, shape: RoundShape, lanes: Lanes, drafts: DraftRows | None) -> CapturedRound:
+    def _made(self, shape: RoundShape, drafts: DraftRows | None) -> CapturedRound:
         """The round of this shape, which may not be captured yet."""
-        storage, other = self._state.storage, storage_of(drafts)
-        made: CapturedRound | None = storage.rounds.get((shape, id(lanes)))
+        storage, other, lanes = self._state.storage, storage_of(drafts), self.lanes(shape.num_lanes)
+        made: CapturedRound | None = storage.rounds.get(shape)
         if made is None or not made.stands_on(other):
             if shape.is_tree:
                 assert isinstance(other, HeadsStorage)
                 made = TreeRound(shape, lanes, storage, other)
             else:
                 made = CapturedRound(shape, lanes, storage, other)
-            storage.rounds[shape, id(lanes)] = made
+            storage.rounds[shape] = made
         return made
 
     def warm_up(self, shape: RoundShape, drafts: DraftRows | None) -> None:
@@ -140,6 +139,7 @@ class Captures:
         is_drafted = shape.draft_length > 0 or self._is_on_host
         if self._warm or self._draft_length != "auto" or not is_drafted:
             return
+        shape = shape._replace(block=0)
         key = self._top, shape._replace(num_lanes=0, draft_length=0, draws=drafts is not None)
         both = [rows.storage.rounds for rows in (self._state, drafts) if rows is not None]
         known = both[0].get(key)  # gone when storage grows, as its rounds are
@@ -166,17 +166,12 @@ class Captures:
         return known
 
     def _like(self, shape: RoundShape, size: int, drafts: DraftRows | None) -> list[CapturedRound]:
-        """Rounds like this one of another size and of all lengths, and one of length 0 for requests
-        that come while others are answered."""
+        """Rounds like this one of another size and of all lengths."""
         made = []
         for length in self.lengths(size):
             some = drafts_in(drafts, length)
             other = shape._replace(num_lanes=size, draft_length=length, draws=some is not None)
-            made.append(self._made(other, self.lanes(size, is_late=False), some))
-        if self._top > 1:
-            some = drafts_in(drafts, 0)
-            other = shape._replace(num_lanes=size, draft_length=0, draws=some is not None)
-            made.append(self._made(other, self.lanes(size, is_late=True), some))
+            made.append(self._made(other, some))
         return made
 
 

@@ -51,10 +51,16 @@ class DeviceDrafter:
         return drafts_in(self.rows, length)
 
     def catch_up(
-        self, spans: Sequence[Span], texts: Sequence[Sequence[int]], length: int, room: int
+        self,
+        spans: Sequence[Span],
+        texts: Sequence[Sequence[int]],
+        more: Sequence[int | None],
+        length: int,
+        room: int,
     ) -> DraftRows | None:
-        """Store all but the last two tokens of each text, which the first draft step feeds.
+        """Store all but the last two tokens of texts, which the first draft step feeds.
 
+        more: tokens that a round on its way adds to each; None: there is nothing to store.
         Gives the rows that a round of this draft length reads or writes.  Where there is no memory
         for slots up to `room`, the requests go on without drafts, and it is None.
         """
@@ -68,9 +74,10 @@ class DeviceDrafter:
             return None
         rows.feed(
             [
-                (span.row, stored, text[stored:-2])
-                for span, text in zip(spans, texts, strict=True)
-                if (stored := rows.lengths[span.row]) < len(text) - 2
+                (span.row, stored, text[stored:end])
+                for span, text, count in zip(spans, texts, more, strict=True)
+                if count is not None
+                and (stored := rows.lengths[span.row]) < (end := len(text) - 2 + count)
             ]
         )
         return rows
@@ -80,8 +87,8 @@ class DeviceDrafter:
         if self.rows is not None and length:
             self.rows.lengths[row] = before + min(num_accepted, length - 1)
 
-    def can_follow(self, text: Sequence[int]) -> bool:
-        """Whether it can guess what follows a text."""
+    def can_follow(self, length: int, num_stored: int) -> bool:
+        """Whether it can guess what follows a text of which the target stores so much."""
         return True
 
     def asked(self, plan: RoundPlan, indices: Sequence[int]) -> list[int]:

@@ -42,7 +42,12 @@ class DeviceHeads(DeviceDrafter):
         return self.heads if has_rows else None
 
     def catch_up(
-        self, spans: Sequence[Span], texts: Sequence[Sequence[int]], length: int, room: int
+        self,
+        spans: Sequence[Span],
+        texts: Sequence[Sequence[int]],
+        more: Sequence[int | None],
+        length: int,
+        room: int,
     ) -> DraftRows | None:
         """Make entries of all tokens but the last: their features are kept."""
         if self.heads.error is not None and length:
@@ -50,7 +55,9 @@ class DeviceHeads(DeviceDrafter):
         rows = self.rows
         if rows is not None:
             entries = []
-            for span, text in zip(spans, texts, strict=True):
+            for span, text, count in zip(spans, texts, more, strict=True):
+                if count is None:
+                    continue
                 known = rows.lengths[span.row]
                 entries += [(span.row, at, text[at + 1]) for at in range(known, len(text) - 1)]
                 rows.lengths[span.row] = max(known, len(text) - 1)
@@ -61,9 +68,9 @@ class DeviceHeads(DeviceDrafter):
         if self.rows is not None:
             self.rows.lengths[row] = before + num_accepted
 
-    def can_follow(self, text: Sequence[int]) -> bool:
+    def can_follow(self, length: int, num_stored: int) -> bool:
         """It reads the hidden states of the tokens before the last."""
-        return len(text) > 1
+        return num_stored >= length - 1 > 0
 
 
 def tree_for(tree: int | Tree, draft_length: DraftLength, rule: Rule, num_rows: int) -> Tree | None:

@@ -103,22 +103,27 @@ class HeadsSteps:
 
 
 class Hearing:
-    """What a round tells such a network once it is decided: the entries of what it emitted.
+    """What a round tells such a network once it is decided: the entries of what it emitted, and
+    the features of the prompt tokens that it read.
 
     inputs, watched: of the target's pass, with its hidden states (M, F).
+    num_tokens: of its lanes, which come first.
     """
 
-    def __init__(self, draft: HeadsStorage, inputs: Inputs, watched: Any) -> None:
+    def __init__(self, draft: HeadsStorage, inputs: Inputs, watched: Any, num_tokens: int) -> None:
         self._draft, self._inputs, self._watched = draft, inputs, watched
+        self._num_tokens = num_tokens
 
     def queue(self, outcome: Outcome, drafts: Any) -> None:
         draft, inputs = self._draft, self._inputs
-        num_tokens = inputs.shape.num_tokens
-        draft.fuse(self._watched, num_tokens)
+        num_tokens = self._num_tokens
+        draft.fuse(self._watched, inputs.shape.num_tokens)
         join_followers[(num_tokens,)](
             draft.fused, outcome.accepted, outcome.extra, drafts, inputs.rows, inputs.slots,
             draft.features, draft.weights.embedding, draft.norms, draft.joined, drafts.shape[1],
             draft.capacity, draft.weights.eps, V=draft.vocab_size, num_warps=4, **draft.wide,
             **dependent_launch(drafts.device),
         )  # fmt: skip
-        draft.project(inputs)
+        if inputs.shape.num_tokens > num_tokens:
+            draft.keep(inputs, num_tokens)
+        draft.project(inputs, num_tokens)

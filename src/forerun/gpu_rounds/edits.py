@@ -56,10 +56,17 @@ class Edits:
         self._bias = torch.zeros((num_lanes, vocab_size), device=device)
         self._no_depths = torch.zeros(1, **integers)
 
-    def put(self, requests: Sequence[Request | None], texts: Sequence[Sequence[int]]) -> None:
-        """Set the first lanes to these requests with these texts; the others edit nothing, nor
-        does None."""
-        num_lanes = self._size[0]
+    def put(
+        self,
+        requests: Sequence[Request | None],
+        texts: Sequence[Sequence[int]],
+        places: Sequence[int] | None = None,
+    ) -> None:
+        """Set lanes to these requests with these texts; None edits nothing.
+
+        places: of the lanes; None: the first ones, and the others edit nothing.
+        """
+        num_lanes = self._size[0] if places is None else len(places)
         flags = np.zeros((2, num_lanes), np.int32)
         penalties = np.ones((3, num_lanes), np.float32)
         words = np.zeros((num_lanes, MOST_WORDS, TAIL + 3), np.int32)
@@ -75,7 +82,7 @@ class Edits:
                     options.presence_penalty,
                     options.frequency_penalty,
                 )
-                self._fill(lane, request, text)
+                self._fill(lane if places is None else places[lane], request, text)
             entries = _words(request)
             flags[1, lane] = len(entries)
             for index, (word, end) in enumerate(entries):
@@ -83,11 +90,16 @@ class Edits:
                 words[lane, index, 3 : len(word) + 2] = word[-2::-1]
             last = list(text[-TAIL:])
             tails[lane, TAIL - len(last) :] = last
-        self._flags.copy_(torch.from_numpy(flags), non_blocking=True)
-        self._penalties.copy_(torch.from_numpy(penalties), non_blocking=True)
+        narrow, wide = [(self._flags, flags), (self._penalties, penalties)], []
         if flags[1].any():
-            self._words.copy_(torch.from_numpy(words), non_blocking=True)
-            self._tails.copy_(torch.from_numpy(tails), non_blocking=True)
+            wide = [(self._words, words), (self._tails, tails)]
+        device = self._flags.device
+        where = torch.arange(num_lanes) if places is None else torch.tensor(places)
+        where = where.to(device, non_blocking=True)
+        for axis, arrays in ((1, narrow), (0, wide)):
+            for target, values in arrays:
+                source = torch.from_numpy(values).to(device, non_blocking=True)
+                target.index_copy_(axis, where, source)
 
     def apply(
         self,

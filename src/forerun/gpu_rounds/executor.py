@@ -2,17 +2,20 @@
 device.
 
 While one round runs, the next is already queued, for the same requests and with the draft lengths
-of the last plan.  If a request has ended meanwhile, its lane was in vain and
-nothing else: rows are overwritten past their length.  If one has come, it is given a round of its
-own once, and joins the others in the next.  Requests that need the host (a processor, a grammar,
-log-probabilities) are answered step by step, and the others do not wait for them.
+of the last plan.  If a request has ended meanwhile, its lane was in vain and nothing else: rows are
+overwritten past their length.  Parts of prompts travel with the next round, in the pass of its
+lanes, and a request whose prompt ends there has a lane in it: its first token comes one plan later.
+Requests that need the host (a processor, a grammar, log-probabilities) are answered step by step,
+and the others do not wait for them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
+
+import torch
 
 from forerun.base.clock import working
 from forerun.engine.plan import RoundPlan, Span
@@ -21,9 +24,10 @@ from forerun.engine.steering.ladder_policy import Ladder, Rungs
 from forerun.engine.stepwise import Decision, Stepwise
 from forerun.gpu.inference import inference
 from forerun.gpu.rows import GpuRows
-from forerun.gpu_rounds.captures import MARGIN, Captures, storage_of
+from forerun.gpu_rounds.blocks import SIZES, Part, block_size, count, fitting
+from forerun.gpu_rounds.captures import MARGIN, Captures
 from forerun.gpu_rounds.device_drafter import DeviceDrafter
-from forerun.gpu_rounds.edits import edits_law
+from forerun.gpu_rounds.edits import edits_law, fits_device
 from forerun.gpu_rounds.flight import Flight
 from forerun.gpu_rounds.joining import (
     DRAFT_FAULT,
@@ -36,10 +40,22 @@ from forerun.gpu_rounds.joining import (
     proposal_of,
 )
 from forerun.gpu_rounds.lanes import cuts_law, lane_of
-from forerun.gpu_rounds.rounds import CapturedRound, RoundShape
+from forerun.gpu_rounds.rounds import RoundShape
 from forerun.rules.base import Rule
 from forerun.rules.types import DraftLength, Drawn
 from forerun.trees.tree import Tree
+
+NO_OUTCOME = [0, 0, 0, 0]
+"""Of a request that has a lane in the next round only."""
+
+
+@dataclass
+class Departure:
+    """What a plan has set off."""
+
+    flight: Flight | None  # whose outcome it asks for; None: nobody is answered
+    next: Flight | None = None  # behind it
+    parts: Sequence[Part] = ()  # of prompts, which are on no way yet
 
 
 class Captured:
@@ -66,10 +82,11 @@ class Captured:
         self._captures = Captures(
             state, len(state.lengths), draft_length, is_on_host=drafter.is_on_host, tree=tree
         )
-        self._flight: Flight | None = None
+        self._flight: Flight | None = None  # launched ahead, for the next plan
         self._halves: Halves | None = None
-        self._last_result = 0.0
-        self._next_asked: list[int] = []
+        self._unseen: set[int] = set()  # rows of which a round reads a part of this plan
+        self._begun = self._last_result = 0.0
+        self._captured_before = 0.0  # seconds of captures before this plan
 
     @property
     def device(self) -> Any:
@@ -89,20 +106,22 @@ class Captured:
     @inference
     def execute(self, plan: RoundPlan) -> Decision:
         """Draft, score and decide; nothing is kept until `commit`."""
+        self._begun, self._captured_before = working(), self._captures.seconds
+        self._unseen = set()
         self._drafter.free(plan.spans)
         is_host = needs_host(plan)
         if not any(is_host):
             self._halves = None
-            return self._execute(plan)
+            return self._collect(plan, self._depart(plan))
         device = [index for index, on_host in enumerate(is_host) if not on_host]
         host = [index for index, on_host in enumerate(is_host) if on_host]
         halves = Halves(
             (part_of(plan, device, plan.reading), device), (part_of(plan, host, ()), host)
         )
         self._halves = halves
-        late = self._launch_missing(halves.plans[0])  # runs while the host answers the others
+        departure = self._depart(halves.plans[0])  # runs while the host answers the others
         by_host = self._steps.execute(halves.plans[1])
-        return halves.joined(self._collect(halves.plans[0], late), by_host)
+        return halves.joined(self._collect(halves.plans[0], departure), by_host)
 
     @inference
     def commit(self, plan: RoundPlan, decision: Decision, counts: Sequence[int]) -> None:
@@ -116,81 +135,100 @@ class Captured:
             self._state.lengths[span.row] = span.end
         if self._drafter.hears:
             for span in plan.spans:
-                self._state.put_aside(span.row, is_answered=span.answers)
+                is_unseen = span.answers or span.row in self._unseen
+                self._state.put_aside(span.row, is_answered=is_unseen)
 
-    def _execute(self, plan: RoundPlan) -> Decision:
-        return self._collect(plan, self._launch_missing(plan))
-
-    def _collect(self, plan: RoundPlan, late: Flight | None) -> Decision:
-        """Wait for the rounds of a plan, launch the next, and say what was decided."""
+    def _depart(self, plan: RoundPlan) -> Departure:
+        """Launch the next round behind the one on its way; if that serves nobody of the plan, it is
+        let go, and two are launched."""
         flight, self._flight = self._flight, None
-        rounds = [each for each in (flight, late) if each is not None]
-        begin = max((self._last_result, *(each.launched for each in rounds[:1])))
-        before = self._captures.seconds
-        again = self._prepare_again(flight, plan) if flight and late is None else None
-        turn = again.launch() if again is not None else 0  # now: the device must not wait for it
+        parts = self._parts(plan)
+        if flight is None or all(flight.lane(span) is None for span in plan.answering):
+            flight, parts = self._start(plan, parts), []
+        if flight is None:
+            return Departure(None)
+        following = self._follow(flight, plan, parts)
+        return Departure(flight, following, parts if following is None else ())
+
+    def _parts(self, plan: RoundPlan) -> list[Part]:
+        """What is new of each text, but for the last token of those that are answered.  Texts of
+        requests that need the host are read now."""
+        parts = [(span.row, span.start, span.tokens[:-1]) for span in plan.answering]
+        host: list[Part] = []
+        device: list[Part] = []
+        for span in plan.reading:
+            one = span.row, span.start, span.tokens
+            (device if fits_device(span.request) else host).append(one)
+        self._state.feed(host)
+        return [part for part in parts + device if part[2]]
+
+    def _start(self, plan: RoundPlan, parts: Sequence[Part]) -> Flight | None:
+        """Launch a round for all requests of a plan.  Prompts too long for it are read before, in
+        the widest passes."""
+        if not plan.answering:
+            self._state.feed(parts)
+            if self.device.type == "cuda":
+                torch.cuda.current_stream(self.device).synchronize()  # so that the time is theirs
+            return None
+        num_before = 0
+        if count(parts) > SIZES[-1] or self._drafter.hears:  # which reads the states of a prompt
+            self._state.feed(parts)
+            num_before, parts = count(parts), ()
+        texts = [span.request.tokens for span in plan.answering]
+        asked = self._drafter.asked(plan, range(len(texts)))
+        is_trial = plan.drafts.is_trial
+        flight = self._launch(plan.answering, texts, asked, parts=parts, is_trial=is_trial)
+        flight.num_read += num_before
+        flight.launched = self._begun + self._captures.seconds - self._captured_before
+        return flight
+
+    def _collect(self, plan: RoundPlan, departure: Departure) -> Decision:
+        """Wait for the round of a plan, and say what was decided."""
+        flight, following = departure.flight, departure.next
         results: dict[int, tuple[list[int], int]] = {}  # by number: its outcome, tokens asked for
-        for each in rounds:
-            each.wait()
+        begin = self._begun
+        if flight is not None:
+            begin = max(self._last_result, flight.launched)
+            flight.wait()
             self._last_result = working()
-            table = each.table()
-            self._note_results(each, table, plan, results)
-            if again is not None:
-                grown = [max(row[0], 0) + 1 for row in table]
-                lengths = [sum(pair) for pair in zip(each.lengths, grown, strict=False)]
-                self._flight = Flight(
-                    again, each.spans, lengths, self._next_asked, plan.drafts.is_trial,
-                    self._last_result, turn,
-                )  # fmt: skip
-        is_timed = self._captures.seconds == before
-        if self._answer_undrafted(plan, results):
-            again = self._flight = None
-        decision = self._decision(plan, rounds, results, begin, max(begin, self._last_result))
-        if again is None:
-            self._take_off(plan, decision)
+            table = flight.table()
+            self._note_results(flight, table, plan, results)
+            if following is not None:
+                following.move_on(table)
+            if self._answer_undrafted(plan, results):
+                following = None
+        end = max(begin, self._last_result) if flight is not None else working()
+        is_timed = self._captures.seconds == self._captured_before
+        decision = self._decision(plan, flight, results, begin, end)
+        self._flight = following
+        if following is None:
+            self._take_off(plan, decision, departure.parts)
         return replace(decision, is_overlapped=self._flight is not None, is_timed=is_timed)
 
-    def _prepare_again(self, flight: Flight, plan: RoundPlan) -> CapturedRound | None:
-        """The next round for the same lanes, which stand on the device as the last one leaves them.
+    def _follow(self, flight: Flight, plan: RoundPlan, parts: Sequence[Part]) -> Flight | None:
+        """Launch the next round in the same lanes, which stand on the device as the last one leaves
+        them; those who have come take free ones.
 
-        None if fewer lanes would do, if all requests may be over, or if more room is needed: then
-        it is launched when the outcome of the last one is known."""
-        shape, captures = flight.round.shape, self._captures
-        if captures.size(len(plan.answering)) != shape.num_lanes:
-            return None
-        order = {span.request.number: index for index, span in enumerate(plan.answering)}
-        living = [span.request.number in order for span in flight.spans]
-        longest = [
-            length + shape.draft_length + 1
-            for length, lives in zip(flight.lengths, living, strict=True)
-            if lives
-        ]
-        spans = [span for span, lives in zip(flight.spans, living, strict=True) if lives]
+        None if more or fewer lanes would do, if all requests may be over, or if more room is
+        needed: then it is launched when the outcome of the last one is known."""
+        shape, spans = flight.round.shape, plan.answering
+        most = flight.longest(spans)
         ends = [len(span.request.prompt) + span.request.limit for span in spans]
-        room = max(longest) + MARGIN
-        asked = self._drafter.asked(plan, [order[span.request.number] for span in spans])
-        length = self._draft_length(asked, shape.num_lanes, max(longest))
-        may_end = all(most >= end for most, end in zip(longest, ends, strict=True))
-        if may_end or captures.num_chunks(room) != shape.num_chunks:
+        may_end = all(length >= end for length, end in zip(most, ends, strict=True))
+        if may_end or self._captures.size(len(spans)) != shape.num_lanes:
             return None
-        if room > self._state.storage.capacity:
-            return None
-        made, drafts = flight.round, self._drafter.rows_in(length)
-        if drafts is not None and room > drafts.storage.capacity:
-            return None
-        if (length or not shape.draft_length) and not made.stands_on(storage_of(drafts)):
-            return None  # keys have moved, or a drafter that paused may have fallen behind
-        if length != shape.draft_length:
-            shape = shape._replace(draft_length=length, draws=drafts is not None)
-            made = captures.round(shape, made.lanes, drafts)
-        counts = iter(asked)
-        asked = [min(next(counts), length) if lives else 0 for lives in living]
-        if asked != list(flight.asked):
-            made.lanes.ask(asked)
-        if not all(living):
-            made.lanes.leave([lane for lane, lives in enumerate(living) if not lives])
-        self._next_asked = asked
-        return made
+        if not flight.round.stands_on(flight.round.draft):
+            return None  # keys have moved
+        asked = self._drafter.asked(plan, range(len(spans)))
+        length = self._draft_length(asked, shape.num_lanes, max(most))
+        drafts = self._drafter.rows_in(length)
+        num_rows, room = _needed(spans, most, parts)
+        for storage in (self._state.storage, *([] if drafts is None else [drafts.storage])):
+            if num_rows > storage.num_rows or room > storage.capacity:
+                return None
+        texts = [span.request.tokens for span in spans]
+        is_trial = plan.drafts.is_trial
+        return self._launch(spans, texts, asked, parts, behind=flight, is_trial=is_trial)
 
     def _note_results(
         self,
@@ -200,25 +238,26 @@ class Captured:
         results: dict[int, tuple[list[int], int]],
     ) -> None:
         """Sort outcomes by request, and note how much of each text the drafter stores by now."""
-        numbers = {span.request.number for span in plan.answering}
         length = flight.round.shape.draft_length
-        drafts = self._drafter.rows_in(length)
-        for span, before, asked, row in zip(
-            flight.spans, flight.lengths, flight.asked, table, strict=False
-        ):
-            if span.request.number in numbers:
-                results[span.request.number] = row, asked
-                if drafts is not None and drafts.storage is flight.round.draft:
-                    self._drafter.note(span.row, before, max(row[0], 0), length)
+        for span in plan.answering:
+            lane = flight.lane(span)
+            if lane is not None:
+                row = table[lane]
+                results[span.request.number] = row, flight.asked[lane]
+                if flight.follows[lane]:
+                    self._drafter.note(span.row, flight.lengths[lane], max(row[0], 0), length)
 
     def _answer_undrafted(self, plan: RoundPlan, results: dict[int, tuple[list[int], int]]) -> bool:
         """Requests whose draft had no law go on without a drafter, from this round on; whether
         there are any."""
-        spans = [span for span in plan.answering if is_of_draft(results[span.request.number][0][2])]
+        spans = [
+            span
+            for span in plan.answering
+            if is_of_draft(results.get(span.request.number, (NO_OUTCOME, 0))[0][2])
+        ]
         if spans:
             self._drafter.drafting.give_up(DRAFT_FAULT, {span.row: span.request for span in spans})
-            texts = [span.request.tokens for span in spans]
-            flight = self._launch(spans, texts, [0] * len(spans), is_late=True)
+            flight = self._launch(spans, [span.request.tokens for span in spans], [0] * len(spans))
             flight.wait()
             self._note_results(flight, flight.table(), plan, results)
         return bool(spans)
@@ -226,63 +265,37 @@ class Captured:
     def _decision(
         self,
         plan: RoundPlan,
-        rounds: Sequence[Flight],
+        flight: Flight | None,
         results: dict[int, tuple[list[int], int]],
         begin: float,
         end: float,
     ) -> Decision:
         drawn = Drawn.SAMPLED if self._rule.needs_draft_probs else Drawn.SHARED
-        proposals, paths, extra, faults = [], [], [], []
-        for span in plan.answering:
-            row, asked = results[span.request.number]
+        proposals, paths, extra, faults, waiting = [], [], [], [], set()
+        for index, span in enumerate(plan.answering):
+            row, asked = results.get(span.request.number, (NO_OUTCOME, 0))
+            if row is NO_OUTCOME:
+                waiting.add(index)
             room = span.request.limit - span.request.num_output - 1
             proposal = proposal_of(self._captures.tree, row[4:], min(asked, room), drawn)
             proposals.append(proposal)
             paths.append(proposal.path(row[3] - 1) if row[0] > 0 else ())
             extra.append(row[1])
             faults.append(fault_of(span.request, row[2]))
-        height = max((flight.round.shape.draft_length for flight in rounds), default=0)
+        height = 0 if flight is None else flight.round.shape.draft_length
         middle = begin + (end - begin) * self._drafter.share(height, self._state.storage)
         laws: Any = CapturedLaws(faults)
-        is_trial = any(flight.is_trial for flight in rounds)
-        drafted_all = Drafted(proposals, height or None, is_trial)
-        return Decision(drafted_all, paths, extra, laws, [begin, middle, end, end])
+        drafted = Drafted(proposals, height or None, flight is not None and flight.is_trial)
+        load = None if flight is None else flight.load
+        times = [begin, middle, end, end]
+        return Decision(drafted, paths, extra, laws, times, load=load, waiting=frozenset(waiting))
 
-    def _launch_missing(self, plan: RoundPlan) -> Flight | None:
-        """Read what is new of each text, and launch a round for the requests that are in none.
-
-        A round on its way that serves no request of the plan is let go.  Returns the round that was
-        launched beside one that was on its way."""
-        self._read(plan)
-        flying = {} if self._flight is None else self._flight.places
-        missing = [
-            index
-            for index, span in enumerate(plan.answering)
-            if (span.request.number, len(span.request.tokens)) not in flying
-        ]
-        if len(missing) == len(plan.answering):
-            self._flight = None
-        if not missing:
-            return None
-        spans = [plan.answering[index] for index in missing]
-        texts = [span.request.tokens for span in spans]
-        if self._flight is not None:
-            return self._launch(spans, texts, [0] * len(spans), is_late=True)
-        asked = self._drafter.asked(plan, missing)
-        self._flight = self._launch(spans, texts, asked, is_trial=plan.drafts.is_trial)
-        return None
-
-    def _read(self, plan: RoundPlan) -> None:
-        """Store what is new of each text, but for the last token of those that are answered."""
-        parts = [(span.row, span.start, span.tokens[:-1]) for span in plan.answering]
-        parts += [(span.row, span.start, span.tokens) for span in plan.reading]
-        self._state.feed([part for part in parts if part[2]])
-
-    def _take_off(self, plan: RoundPlan, decision: Decision) -> None:
-        """Launch the next round for the requests of a plan that may go on."""
+    def _take_off(self, plan: RoundPlan, decision: Decision, parts: Sequence[Part]) -> None:
+        """Launch the next round for the requests of a plan that may go on, and those who wait."""
         going, texts = [], []
         for index, span in enumerate(plan.answering):
-            request, tokens = span.request, decision.tokens(index)
+            request = span.request
+            tokens = [] if index in decision.waiting else decision.tokens(index)
             is_over = request.num_output + len(tokens) >= request.limit
             has_fault = decision.laws.settle(index, ())[1] is not None
             if not is_over and not has_fault and not set(tokens) & set(request.endings):
@@ -291,59 +304,132 @@ class Captured:
         if going:
             spans = [plan.answering[index] for index in going]
             asked = self._drafter.asked(plan, going)
-            self._flight = self._launch(spans, texts, asked, is_trial=plan.drafts.is_trial)
+            is_trial = plan.drafts.is_trial
+            self._flight = self._launch(spans, texts, asked, parts, is_trial=is_trial)
+        else:
+            self._state.feed(parts)
 
     def _launch(
         self,
         spans: Sequence[Span],
         texts: Sequence[Sequence[int]],
-        asked: list[int],
+        asked: Sequence[int],
+        parts: Sequence[Part] = (),
         *,
-        is_late: bool = False,
+        behind: Flight | None = None,
         is_trial: bool = False,
         guesses: Sequence[Sequence[int]] = (),
     ) -> Flight:
-        """Launch a round for requests with these texts; late: beside one that is on its way.
+        """Launch a round for requests with these texts, and for parts of prompts.
 
+        behind: the round on its way, which moves on the texts of those who are in it.
         guesses: of a drafter on the host.
         """
         begin, captures, before = working(), self._captures, self._captures.seconds
-        longest = max(map(len, texts)) + MARGIN
-        num_lanes = captures.size(len(spans))
-        length = self._draft_length(asked, num_lanes, max(map(len, texts)))
-        num_rows = max(span.row for span in spans) + 1
-        self._state.make_room(num_rows, longest)
-        drafts = self._drafter.catch_up(spans, texts, length, longest)
+        if behind is None:
+            num_lanes, order = captures.size(len(spans)), list(range(len(spans)))
+            most, moves = list(map(len, texts)), [False] * len(spans)
+            num_rows, room = _needed(spans, most, parts)
+            self._state.make_room(num_rows, room)
+        else:
+            num_lanes, order = behind.round.shape.num_lanes, behind.places(spans)
+            most, moves = behind.longest(spans), [behind.lane(span) is not None for span in spans]
+            num_rows, room = _needed(spans, most, parts)
+        length = self._draft_length(asked, num_lanes, max(most))
+        inside, outside = fitting(parts, size := self._block_size(parts, num_lanes, length))
+        self._state.feed(outside)
+        self._unseen.update(row for row, _, _ in inside)
+        firsts = {row: first for row, first, _ in inside}
+        able, more = [], []  # to guess; tokens that come to texts of which it has to read more
+        for span, text, lane, is_moved in zip(spans, texts, order, moves, strict=True):
+            goes_on = behind is not None and is_moved and behind.follows[lane]
+            end = len(text) + is_moved
+            stored = firsts.get(span.row, end - 1)
+            able.append(goes_on or self._drafter.can_follow(end, stored))
+            more.append(int(is_moved) if able[-1] and not goes_on else None)
+        drafts = self._drafter.catch_up(spans, texts, more, length, room)
         if drafts is None and not self._drafter.is_on_host:
-            length = 0
-        followed = zip(asked, map(self._drafter.can_follow, texts), strict=True)
-        asked = [min(count, length) if can_follow else 0 for count, can_follow in followed]
+            length, able = 0, [False] * len(spans)
+        asked = [min(count, length) if can else 0 for count, can in zip(asked, able, strict=True)]
         shape = RoundShape(
             num_lanes,
             length,
-            captures.num_chunks(longest),
+            captures.num_chunks(room),
             self._rule.name,
             draws=drafts is not None,
             cuts=any(cuts_law(span.request.sampling) for span in spans),
             edits=any(edits_law(span.request) for span in spans),
             layers=self._state.layers,
             tree=captures.tree,
+            block=size,
         )
         captures.warm_up(shape, drafts)
-        lanes = captures.lanes(num_lanes, is_late)
-        made = captures.round(shape, lanes, drafts)
-        heat = self._drafter.temperature
-        lanes.put([lane_of(*pair, heat) for pair in zip(spans, texts, strict=True)], asked)
-        if lanes.edits is not None:
-            lanes.edits.put([span.request for span in spans], texts)
+        made = captures.round(shape, drafts)
+        places = dict(zip(order, zip(spans, texts, asked, able, strict=True), strict=True))
+        nobody: tuple[Any, ...] = (None, (), 0, False)
+        by_lane = [places.get(lane, nobody) for lane in range(num_lanes)]
+        all_spans, all_texts, all_asked, follows = (
+            list(part) for part in zip(*by_lane, strict=True)
+        )
+        new = [lane for lane, is_moved in zip(order, moves, strict=True) if not is_moved]
+        lengths, num_read = list(map(len, all_texts)), size + count(outside)
+        flight = Flight(
+            made, all_spans, lengths, all_asked, follows, frozenset(new), is_trial, num_read
+        )
+        self._board(flight, {lane: all_texts[lane] for lane in new}, behind)
+        made.read(inside)
         if guesses:
             made.guess(guesses)
-        turn = made.launch()
-        launched = begin + captures.seconds - before
-        return Flight(made, spans, list(map(len, texts)), asked, is_trial, launched, turn)
+        flight.turn = made.launch()
+        flight.launched = begin + captures.seconds - before
+        return flight
+
+    def _board(
+        self, flight: Flight, texts: Mapping[int, Sequence[int]], behind: Flight | None
+    ) -> None:
+        """Set the lanes with these texts; behind another round the other lanes stay as they are, or
+        are left."""
+        lanes, heat = flight.round.lanes, self._drafter.temperature
+        spans = {lane: span for lane in texts if (span := flight.spans[lane]) is not None}
+        made = [lane_of(span, texts[lane], heat) for lane, span in spans.items()]
+        asked = [flight.asked[lane] for lane in spans]
+        places: list[int] | None = list(spans)
+        if behind is None:
+            lanes.put(made, asked)
+            places = None
+        else:
+            left = [
+                lane for lane, span in enumerate(behind.spans) if span and not flight.spans[lane]
+            ]
+            if left:
+                lanes.leave(left)
+            if flight.asked != behind.asked:
+                lanes.ask(flight.asked)
+            if made:
+                lanes.join(list(spans), made, asked)
+        if lanes.edits is not None and made:
+            requests = [span.request for span in spans.values()]
+            lanes.edits.put(requests, list(texts.values()), places)
+
+    def _block_size(self, parts: Sequence[Part], num_lanes: int, length: int) -> int:
+        """Tokens of a block for these parts; none beside trees, and where a drafter on the host
+        reads the hidden states of prompts."""
+        has_tree = self._captures.tree is not None and length > 0
+        if has_tree or (self._drafter.is_on_host and self._state.layers):
+            return 0
+        return block_size(count(parts), num_lanes * (length + 1))
 
     def _draft_length(self, asked: Sequence[int], num_lanes: int, longest: int) -> int:
         """The captured draft length for what is asked; none where the longest text leaves the
         drafter's context."""
         length = self._captures.length(num_lanes, asked)
         return length if self._drafter.can_read(longest + length) else 0
+
+
+def _needed(
+    spans: Sequence[Span], lengths: Sequence[int], parts: Sequence[Part]
+) -> tuple[int, int]:
+    """Rows and tokens of a row that storage must have room for."""
+    rows = [span.row for span in spans] + [row for row, _, _ in parts]
+    ends = [*lengths, *(first + len(tokens) for _, first, tokens in parts)]
+    return max(rows) + 1, max(ends) + MARGIN

@@ -4,22 +4,27 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
-from forerun.engine.plan import Span
+from forerun.engine.plan import Load, Span
 from forerun.gpu_rounds.rounds import CapturedRound
 
 
-@dataclass(frozen=True)
+@dataclass
 class Flight:
-    """A round on its way, and what it was launched for, by lane."""
+    """A round on its way, and what it was launched for, by lane; a lane without a span is not in
+    use."""
 
     round: CapturedRound
-    spans: Sequence[Span]
-    lengths: Sequence[int]  # of the texts, as they were then
+    spans: Sequence[Span | None]
+    lengths: list[int]  # of the texts before it, known when the round before it is over
     asked: Sequence[int]  # tokens to draft
+    follows: Sequence[bool]  # the drafter has read all of the text, and reads what is added
+    new: frozenset[int]  # lanes that the round before it had not
     is_trial: bool  # its drafts do not seem to pay
-    launched: float  # when
-    turn: int  # which of the round's places for results is its own
+    num_read: int  # prompt tokens read in it, and in passes just before it
+    launched: float = 0.0  # when
+    turn: int = 0  # which of the round's places for results is its own
 
     def wait(self) -> None:
         self.round.wait(self.turn)
@@ -30,7 +35,38 @@ class Flight:
         return self.round.table(self.turn)
 
     @property
-    def places(self) -> dict[tuple[int, int], int]:
-        """Lanes by the number of a request and the length of its text."""
-        numbers = [span.request.number for span in self.spans]
-        return {key: lane for lane, key in enumerate(zip(numbers, self.lengths, strict=True))}
+    def load(self) -> Load:
+        return Load(len(self._places), self.num_read)
+
+    @cached_property
+    def _places(self) -> dict[int, int]:
+        """Lanes by the number of a request."""
+        spans = enumerate(self.spans)
+        return {span.request.number: lane for lane, span in spans if span is not None}
+
+    def lane(self, span: Span) -> int | None:
+        """The lane of a request in this row, with the text that it has now."""
+        lane = self._places.get(span.request.number)
+        if lane is None or self.lengths[lane] != len(span.request.tokens):
+            return None
+        there = self.spans[lane]
+        return lane if there is not None and there.row == span.row else None
+
+    def places(self, spans: Sequence[Span]) -> list[int]:
+        """Lanes for the next round: those that requests have, or others."""
+        lanes = [self.lane(span) for span in spans]
+        free = iter(sorted(set(range(len(self.spans))) - set(lanes)))
+        return [next(free) if lane is None else lane for lane in lanes]
+
+    def longest(self, spans: Sequence[Span]) -> list[int]:
+        """Tokens that the texts of requests have at most when this round is over."""
+        most = self.round.shape.draft_length + 1
+        return [
+            len(span.request.tokens) + (0 if self.lane(span) is None else most) for span in spans
+        ]
+
+    def move_on(self, table: Sequence[Sequence[int]]) -> None:
+        """The round before it is over, with these results by lane."""
+        for lane, row in enumerate(table):
+            if self.spans[lane] is not None and lane not in self.new:
+                self.lengths[lane] += max(row[0], 0) + 1

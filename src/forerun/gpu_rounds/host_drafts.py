@@ -21,10 +21,10 @@ from forerun.engine.steering.ladder_policy import Ladder
 from forerun.engine.stepwise import Decision
 from forerun.gpu.inference import inference
 from forerun.gpu.rows import GpuRows
+from forerun.gpu_rounds.blocks import Part
 from forerun.gpu_rounds.device_drafter import DeviceDrafter
-from forerun.gpu_rounds.executor import Captured
+from forerun.gpu_rounds.executor import Captured, Departure
 from forerun.gpu_rounds.flight import Flight
-from forerun.gpu_rounds.rounds import CapturedRound
 from forerun.rules.base import Rule
 from forerun.rules.match import Match
 from forerun.rules.types import DraftLength
@@ -56,7 +56,7 @@ class HostDrafts(Captured):
         """A draft is as long as the guess."""
         return None
 
-    def _launch_missing(self, plan: RoundPlan) -> Flight | None:
+    def _depart(self, plan: RoundPlan) -> Departure:
         begin = working()
         drafted = self._drafting.propose(plan)
         self._proposing = begin, working()
@@ -66,20 +66,20 @@ class HostDrafts(Captured):
         guesses = [draft.tokens for draft in self._drafted.proposals]
         self._num_silent = 0 if any(guesses) else self._num_silent + 1
         if not any(guesses):
-            return super()._launch_missing(plan)
+            return super()._depart(plan)
         self._flight = None
-        self._read(plan)
         texts = [span.request.tokens for span in plan.answering]
-        asked = list(map(len, guesses))
-        self._flight = self._launch(plan.answering, texts, asked, guesses=guesses)
-        return None
+        asked, parts = list(map(len, guesses)), self._parts(plan)
+        return Departure(self._launch(plan.answering, texts, asked, parts, guesses=guesses))
 
-    def _prepare_again(self, flight: Flight, plan: RoundPlan) -> CapturedRound | None:
-        return super()._prepare_again(flight, plan) if self._flies_ahead(plan) else None
+    def _follow(self, flight: Flight, plan: RoundPlan, parts: Sequence[Part]) -> Flight | None:
+        return super()._follow(flight, plan, parts) if self._flies_ahead(plan) else None
 
-    def _take_off(self, plan: RoundPlan, decision: Decision) -> None:
+    def _take_off(self, plan: RoundPlan, decision: Decision, parts: Sequence[Part]) -> None:
         if self._flies_ahead(plan):
-            super()._take_off(plan, decision)
+            super()._take_off(plan, decision, parts)
+        else:
+            self._state.feed(parts)
 
     def _note_results(
         self,
@@ -90,7 +90,8 @@ class HostDrafts(Captured):
     ) -> None:
         super()._note_results(flight, table, plan, results)
         for lane, span in enumerate(flight.spans):
-            self._places[span.request.number] = flight, lane
+            if span is not None:
+                self._places[span.request.number] = flight, lane
 
     def _flies_ahead(self, plan: RoundPlan) -> bool:
         return self._num_silent >= SILENT or not plan.drafts.asked
@@ -98,14 +99,14 @@ class HostDrafts(Captured):
     def _decision(
         self,
         plan: RoundPlan,
-        rounds: Sequence[Flight],
+        flight: Flight | None,
         results: dict[int, tuple[list[int], int]],
         begin: float,
         end: float,
     ) -> Decision:
-        made = super()._decision(plan, rounds, results, begin, end)
+        made = super()._decision(plan, flight, results, begin, end)
         asked_at, answered_at = self._proposing
-        if rounds and rounds[0].launched >= answered_at:  # what the drafter takes delays the round
+        if flight and flight.launched >= answered_at:  # what the drafter takes delays the round
             times = [asked_at, answered_at, end, end]
         else:
             times = [begin, begin, end, end]
@@ -122,6 +123,9 @@ class HostDrafts(Captured):
             return
         outcomes = []
         for index, (span, count) in enumerate(zip(plan.answering, counts, strict=True)):
+            if index in decision.waiting:
+                outcomes.append(Outcome(span.row, 0, num_scored=0))
+                continue
             path, draft = decision.paths[index], decision.drafts[index]
             tokens = decision.tokens(index)[:count]
             outcomes.append(
@@ -138,7 +142,7 @@ class HostDrafts(Captured):
         """The outcome with the hidden states of what the target has processed."""
         state, row = self._state, span.row
         states = state.storage.watched[:0]
-        if span.answers:
+        if span.request.number in self._places:
             flight, lane = self._places[span.request.number]
             count = state.lengths[row] - flight.lengths[lane] + 1
             states = flight.round.states(flight.turn, lane, count)

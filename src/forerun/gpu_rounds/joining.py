@@ -125,4 +125,7 @@ class Halves:
             [decision.extra[inner] for decision, inner in order],
             laws,
             second.times,
+            waiting=frozenset(
+                index for index, (decision, inner) in enumerate(order) if inner in decision.waiting
+            ),
         )

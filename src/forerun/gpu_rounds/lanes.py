@@ -59,32 +59,22 @@ class Lanes:
             return torch.zeros((count, num_lanes), dtype=dtype, device=device)
 
         self.edits: Edits | None = None  # made when a request with some comes
-        self._narrow = empty(7, torch.int32)
-        self._wide = empty(2, torch.int64)
-        self._real = empty(4, torch.float32)
-        self.previous, self.last, self.rows, self.stored = self._narrow[:4]
-        self.remaining, self.asked, self.top_k = self._narrow[4:]
-        self.output, self.seeds = self._wide
-        self.temperature, self.draft_temperature, self.top_p, self.min_p = self._real
+        self._tables = empty(7, torch.int32), empty(2, torch.int64), empty(4, torch.float32)
+        narrow, (self.output, self.seeds), real = self._tables
+        self.previous, self.last, self.rows, self.stored = narrow[:4]
+        self.remaining, self.asked, self.top_k = narrow[4:]
+        self.temperature, self.draft_temperature, self.top_p, self.min_p = real
 
     def put(self, lanes: Sequence[Lane], asked: Sequence[int]) -> None:
         """Set all lanes, and how far each drafts; those past the end are not in use."""
-        num_lanes = self._narrow.shape[1]
-        narrow = np.zeros((7, num_lanes), np.int32)
-        wide = np.zeros((2, num_lanes), np.uint64)
-        real = np.ones((4, num_lanes), np.float32)
-        narrow[2] = -1
-        for index, (lane, length) in enumerate(zip(lanes, asked, strict=True)):
-            options = lane.sampling
-            narrow[:, index] = (
-                lane.previous, lane.last, lane.row, lane.stored, lane.remaining, length,
-                min(options.top_k or 0, MOST),
-            )  # fmt: skip
-            wide[:, index] = lane.output, lane.seed
-            real[:, index] = lane.temperature, lane.draft_temperature, options.top_p, options.min_p
-        self._narrow.copy_(torch.from_numpy(narrow), non_blocking=True)
-        self._wide.copy_(torch.from_numpy(wide.view(np.int64)), non_blocking=True)
-        self._real.copy_(torch.from_numpy(real), non_blocking=True)
+        for target, source in zip(self._tables, _tables(lanes, asked, len(self.rows)), strict=True):
+            target.copy_(source, non_blocking=True)
+
+    def join(self, places: Sequence[int], lanes: Sequence[Lane], asked: Sequence[int]) -> None:
+        """Set the lanes in these places; the others go on."""
+        where = torch.tensor(places).to(self.rows.device, non_blocking=True)
+        for target, source in zip(self._tables, _tables(lanes, asked, len(lanes)), strict=True):
+            target.index_copy_(1, where, source.to(target.device, non_blocking=True))
 
     def ask(self, lengths: Sequence[int]) -> None:
         """Set how far each lane drafts from now on."""
@@ -101,6 +91,25 @@ class Lanes:
         staying = torch.ones(self.rows.shape[0], dtype=torch.int32)
         staying[list(lanes)] = 0
         self.remaining.mul_(staying.to(self.remaining.device, non_blocking=True))
+
+
+def _tables(lanes: Sequence[Lane], asked: Sequence[int], count: int) -> tuple[Any, Any, Any]:
+    """What stands on the device of these lanes, and of others up to `count`, not in use."""
+    narrow = np.zeros((7, count), np.int32)
+    wide = np.zeros((2, count), np.uint64)
+    real = np.ones((4, count), np.float32)
+    narrow[2] = -1
+    for index, (lane, length) in enumerate(zip(lanes, asked, strict=True)):
+        options = lane.sampling
+        narrow[:, index] = (
+            lane.previous, lane.last, lane.row, lane.stored, lane.remaining, length,
+            min(options.top_k or 0, MOST),
+        )  # fmt: skip
+        wide[:, index] = lane.output, lane.seed
+        real[:, index] = lane.temperature, lane.draft_temperature, options.top_p, options.min_p
+    tables = narrow, wide.view(np.int64), real
+    first, second, third = map(torch.from_numpy, tables)
+    return first, second, third
 
 
 def cuts_law(sampling: Sampling) -> bool:

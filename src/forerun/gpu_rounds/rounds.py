@@ -14,10 +14,11 @@ from typing import Any, NamedTuple
 import torch
 
 from forerun.base.capturing import captured
-from forerun.gpu.forward import PassShape
+from forerun.gpu.forward import PER_SEGMENT, PassShape
 from forerun.gpu.heads_storage import HeadsStorage
 from forerun.gpu.kernels.lanes import advance, target_inputs
 from forerun.gpu.storage import Storage
+from forerun.gpu_rounds.blocks import Block, Part, num_segments
 from forerun.gpu_rounds.draft_steps import HeadsSteps, Hearing, ModelSteps, Pass
 from forerun.gpu_rounds.edits import Edits
 from forerun.gpu_rounds.lanes import Lanes
@@ -49,6 +50,7 @@ class RoundShape(NamedTuple):
     edits: bool = False  # some lane has penalties, a bias or bans
     layers: tuple[int, ...] = ()  # of the target, whose hidden states are kept
     tree: Tree | None = None  # that drafts fill, in level order; None: drafts are chains
+    block: int = 0  # tokens of prompts beside the lanes
 
     @property
     def is_tree(self) -> bool:
@@ -59,13 +61,18 @@ class RoundShape(NamedTuple):
         """Tokens of a draft; of a tree, `draft_length` is the height."""
         return len(self.tree) if self.tree and self.draft_length else self.draft_length
 
+    @property
+    def num_tokens(self) -> int:
+        """Of all lanes, in the pass."""
+        return self.num_lanes * (self.num_nodes + 1)
+
 
 class Turn(NamedTuple):
     """Where the results of every other round go, and when they are there."""
 
     results: Any  # (num_lanes, num_nodes + 4), on the host
     is_done: Any
-    states: Any = None  # (num_lanes * (num_nodes + 1), F), on the device, for the host
+    states: Any = None  # (num_tokens, F), on the device, for the host
 
 
 class CapturedRound:
@@ -93,13 +100,13 @@ class CapturedRound:
             Turn(
                 torch.zeros((b, k + 4), dtype=torch.int32, pin_memory=on_device),
                 torch.cuda.Event() if on_device else None,
-                None if is_heard else self._states(),
+                None if is_heard else self._states(shape.num_tokens),
             )
             for _ in range(2)
         ]
         self._turn = 0
-        self._watched = self._states()
-        self._logits = target.logits("round", b * (k + 1))
+        self._watched = self._states(shape.num_tokens + shape.block)
+        self._logits = target.logits("round", shape.num_tokens)
         self._pass = Pass(target, self._pass_shape(), self._logits, self._watched, shape.layers)
         self._sizes = {"LANES": b, "PADDED": max(FEWEST_LANES, _padded(b))}
         self._draft_logits: Any = None
@@ -108,7 +115,10 @@ class CapturedRound:
             self._prepare_drafting(draft)
         self._hearing = None
         if isinstance(draft, HeadsStorage) and not shape.is_tree:
-            self._hearing = Hearing(draft, self._pass.inputs, self._watched)
+            self._hearing = Hearing(draft, self._pass.inputs, self._watched, shape.num_tokens)
+        self._block = None
+        if shape.block:
+            self._block = Block(shape.block, self._pass.inputs, shape.num_tokens, b)
         self._thresholds = self._draft_thresholds = self._parents = None
         if shape.cuts:
             self._thresholds = torch.empty((b, k + 1), device=device)
@@ -124,8 +134,16 @@ class CapturedRound:
         return self.draft is draft and all(map(is_, caches, self._caches))
 
     def _pass_shape(self) -> PassShape:
-        b, k = self.shape.num_lanes, self.shape.num_nodes
-        return PassShape(b * (k + 1), b * (k + 1), b, k + 1, self.shape.num_chunks)
+        shape, count = self.shape, self.shape.num_tokens
+        made = PassShape(count, count, shape.num_lanes, shape.num_nodes + 1, shape.num_chunks)
+        if not shape.block:
+            return made
+        return made._replace(
+            num_tokens=count + shape.block,
+            num_segments=shape.num_lanes + num_segments(shape.block),
+            per_segment=max(PER_SEGMENT, shape.num_nodes + 1),
+            has_block=True,
+        )
 
     def _prepare_drafting(self, draft: Storage) -> None:
         b, chunks, device = self.shape.num_lanes, self.shape.num_chunks, self.drafts.device
@@ -160,6 +178,11 @@ class CapturedRound:
             table[lane, : len(tokens)] = torch.tensor(tokens, dtype=torch.int64)
         self.drafts.copy_(table, non_blocking=True)
 
+    def read(self, parts: Sequence[Part]) -> None:
+        """Set the parts of prompts that the next launch reads."""
+        if self._block is not None:
+            self._block.put(parts)
+
     def launch(self) -> int:
         """Queue a round; gives its turn, by which to ask for the results."""
         self.prepare()
@@ -171,7 +194,9 @@ class CapturedRound:
         turn = self._turns[self._turn]
         turn.results.copy_(self._results, non_blocking=True)
         if turn.states is not None:
-            turn.states.copy_(self._watched)  # the next round may be one of this shape
+            turn.states.copy_(
+                self._watched[: self.shape.num_tokens]
+            )  # the next round may be one of this shape
         if turn.is_done is not None:
             turn.is_done.record()
         return self._turn
@@ -187,12 +212,11 @@ class CapturedRound:
         first = lane * (self.shape.draft_length + 1)
         return self._turns[turn].states[first : first + count].clone()
 
-    def _states(self) -> Any:
-        """Room for the hidden states of a round; None where they are not kept."""
+    def _states(self, num_tokens: int) -> Any:
+        """Room for the hidden states of so many tokens; None where they are not kept."""
         shape, weights = self.shape, self._target.weights
         if not shape.layers:
             return None
-        num_tokens = shape.num_lanes * (shape.num_nodes + 1)
         return self._target.scratch.x.new_zeros((num_tokens, len(shape.layers) * weights.hidden))
 
     def table(self, turn: int) -> list[list[int]]:
@@ -247,6 +271,8 @@ class CapturedRound:
             inputs.slots, inputs.positions, inputs.segments, inputs.picked, K=k, DRAWN=draws,
             V=self._logits.shape[1], WIDE=WIDEST, **self._sizes,
         )  # fmt: skip
+        if self._block is not None:
+            self._block.queue()
 
     def _queue_edits(self, edits: Edits) -> None:
         """Launch penalties, bias and bans of the target's laws."""

@@ -126,7 +126,7 @@ class PathHearing:
             nodes.shape[1], draft.capacity, draft.weights.eps, V=draft.vocab_size, num_warps=4,
             **draft.wide,
         )  # fmt: skip
-        draft.project(inputs)
+        draft.project(inputs, inputs.shape.num_tokens)
 
 
 def table_of(values: Sequence[Any], device: Any) -> Any:

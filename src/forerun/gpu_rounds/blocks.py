@@ -1,0 +1,95 @@
+"""Parts of prompts that a captured round reads behind the tokens of its lanes, in the same pass.
+
+A pass with answers alone waits for the weights, and a prompt token beside them costs little more
+than its products; in a pass of its own it would read all weights again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+
+from forerun.gpu.forward import PER_SEGMENT, Inputs, padded_pass
+
+SIZES = (16, 64, 192, 448)
+"""Prompt tokens that a block has room for at least, beside any lanes."""
+PER_PART = 8
+"""Tokens of a block for every segment of attention that it has room for."""
+
+Part = tuple[int, int, Sequence[int]]
+"""A row, the first slot, and the tokens that go there and behind it."""
+
+
+def block_size(num_tokens: int, num_others: int) -> int:
+    """Tokens of the smallest block with room for so many, or of the largest; with the other tokens
+    it fills a pass."""
+    size = next((size for size in SIZES if size >= num_tokens), SIZES[-1]) if num_tokens else 0
+    return padded_pass(num_others + size) - num_others if size else 0
+
+
+def count(parts: Sequence[Part]) -> int:
+    """Tokens of all parts."""
+    return sum(len(tokens) for _, _, tokens in parts)
+
+
+def num_segments(size: int) -> int:
+    return -(-size // PER_PART)
+
+
+def fitting(parts: Sequence[Part], size: int) -> tuple[list[Part], list[Part]]:
+    """The parts for a block of this size, and what has to be read before: of a part that does not
+    fit, the beginning."""
+    inside, before, segments = [], [], num_segments(size)
+    for row, first, tokens in parts:
+        room = min(size, segments * PER_SEGMENT)
+        cut = max(0, len(tokens) - room)
+        if cut:
+            before.append((row, first, tokens[:cut]))
+        if cut < len(tokens):
+            inside.append((row, first + cut, tokens[cut:]))
+            size -= len(tokens) - cut
+            segments -= -(-(len(tokens) - cut) // PER_SEGMENT)
+    return inside, before
+
+
+class Block:
+    """A block of a captured round, behind the first tokens and segments of a pass."""
+
+    def __init__(self, size: int, inputs: Inputs, num_tokens: int, num_lanes: int) -> None:
+        self._first, count = num_tokens, num_segments(size)
+        self._size = size
+        device = inputs.packed.device
+        self._packed = torch.zeros(3 * size + 2 * count, dtype=torch.int32, device=device)
+        ids, rows, slots, segments = self._packed.split([size, size, size, 2 * count])
+        rows.fill_(-1)
+        self._moves = [
+            (inputs.ids[num_tokens:], ids),
+            (inputs.rows[num_tokens:], rows),
+            (inputs.slots[num_tokens:], slots),
+            (inputs.positions[num_tokens:], slots),
+            (inputs.segments[2 * num_lanes :], segments),
+        ]
+
+    def put(self, parts: Sequence[Part]) -> None:
+        """Set what the next round reads, in one copy."""
+        size, at = self._size, 0
+        packed = np.zeros(self._packed.shape[0], np.int32)
+        packed[size : 2 * size] = -1
+        segments: list[int] = []
+        for row, first, tokens in parts:
+            end = at + len(tokens)
+            packed[at:end] = tokens
+            packed[size + at : size + end] = row
+            packed[2 * size + at : 2 * size + end] = np.arange(first, first + len(tokens))
+            for begin in range(at, end, PER_SEGMENT):
+                segments += self._first + begin, min(PER_SEGMENT, end - begin)
+            at = end
+        packed[3 * size : 3 * size + len(segments)] = segments
+        self._packed.copy_(torch.from_numpy(packed), non_blocking=True)
+
+    def queue(self) -> None:
+        """Launch the copies to the inputs of the pass."""
+        for target, source in self._moves:
+            target.copy_(source)

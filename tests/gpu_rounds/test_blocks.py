@@ -1,0 +1,182 @@
+"""Prompts that are read in the rounds of others, in Triton's interpreter."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch")
+pytest.importorskip("triton")
+pytest.importorskip("transformers")
+
+from interpreting import IN_INTERPRETER  # noqa: E402
+from tiny import build, noisy_copy  # noqa: E402
+
+import forerun as fr  # noqa: E402
+from forerun import rules  # noqa: E402
+from forerun.drafters import Model  # noqa: E402
+from forerun.engine.answer_options import AnswerOptions  # noqa: E402
+from forerun.engine.engine import Engine  # noqa: E402
+from forerun.engine.request import Request  # noqa: E402
+from forerun.generation.intake import make_request  # noqa: E402
+from forerun.gpu.model import GpuModel  # noqa: E402
+from forerun.gpu.rows import GpuRows  # noqa: E402
+from forerun.gpu_rounds.blocks import SIZES, block_size, count, fitting, num_segments  # noqa: E402
+from forerun.gpu_rounds.choosing import executor_of  # noqa: E402
+
+pytestmark = IN_INTERPRETER
+MODEL = build()
+TARGET = GpuModel(MODEL)
+DRAFT = GpuModel(noisy_copy(MODEL, 0.15))
+SAMPLING = fr.Sampling(temperature=0.8, seed=3)
+LONG = [(7 * place + place // 5) % 40 for place in range(30)]
+SHORT = [1, 2, 3]
+
+
+def test_parts_fill_a_block_and_the_beginning_of_what_is_too_long_is_read_before() -> None:
+    parts = [(0, 5, LONG[:10]), (1, 0, LONG)]
+    assert fitting(parts, 64) == (parts, [])
+    inside, before = fitting(parts, 32)
+    assert (inside[0], before) == (parts[0], [(1, 0, LONG[:8])])
+    assert inside[1] == (1, 8, LONG[8:])
+    assert fitting(parts, 0) == ([], parts)
+
+
+def test_a_block_has_room_for_so_many_parts() -> None:
+    """However short they are: each takes a segment of attention of its own."""
+    parts = [(row, 0, [1, 2]) for row in range(20)]
+    inside, before = fitting(parts, 64)
+    assert (len(inside), inside + before) == (num_segments(64), parts)
+
+
+@pytest.mark.parametrize("num_others", [1, 24, 64, 200, 512])
+def test_a_block_fills_a_pass(num_others: int) -> None:
+    assert block_size(0, num_others) == 0
+    for wanted in (1, 17, 100, 448, 4000):
+        size, total = block_size(wanted, num_others), num_others + block_size(wanted, num_others)
+        assert size >= min(wanted, SIZES[-1])
+        assert total <= 1024
+        assert total % 128 == 0 or total in (16, 32, 64)
+
+
+class Rounds:
+    """An engine, and the prompt tokens that it reads in passes of their own."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, **options: Any) -> None:
+        options = {"drafter": None, "draft_length": 2, "rule": rules.get("match")} | options
+        self.engine = Engine(TARGET, executor_of=executor_of, num_rows=3, **options)
+        self.num_apart, feed = 0, GpuRows.feed
+
+        def counting(rows: GpuRows, parts: Sequence[Any]) -> None:
+            if rows.storage.weights is TARGET._weights:
+                self.num_apart += count(parts)
+            feed(rows, parts)
+
+        monkeypatch.setattr(GpuRows, "feed", counting)
+
+    def ask(self, prompt: Sequence[int], limit: int, **options: Any) -> Request:
+        sampling = fr.Sampling(temperature=0.8, seed=3, **options)
+        request = make_request(
+            TARGET, list(prompt), AnswerOptions(sampling, max_new_tokens=limit, ignore_eos=True)
+        )
+        self.engine.submit(request)
+        return request
+
+    def finish(self) -> None:
+        while self.engine.busy:
+            self.engine.step()
+        self.engine.close()
+
+
+def alone(prompt: Sequence[int], limit: int, **how: Any) -> list[int]:
+    sampling = fr.Sampling(temperature=0.8, seed=3, **how.pop("options", {}))
+    answer = fr.generate(
+        TARGET, list(prompt), max_new_tokens=limit, ignore_eos=True, sampling=sampling,
+        **{"drafter": None} | how,
+    )  # fmt: skip
+    tokens: list[int] = answer.tokens
+    return tokens
+
+
+HOW: dict[str, dict[str, Any]] = {
+    "plain": {},
+    "match": {"drafter": Model(DRAFT)},
+    "ratio": {"drafter": Model(DRAFT), "rule": rules.get("ratio")},
+    "block": {"drafter": Model(DRAFT), "rule": rules.get("block")},
+}
+
+
+@pytest.mark.parametrize(
+    "name", ["plain", "match", *(pytest.param(n, marks=pytest.mark.slow) for n in list(HOW)[2:])]
+)
+def test_prompts_are_read_in_the_rounds_of_others(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each text as alone; who comes has the first token after two plans."""
+    how = HOW[name]
+    rounds = Rounds(monkeypatch, **how)
+    first = rounds.ask(SHORT, 14)
+    rounds.engine.step()
+    rounds.engine.step()
+    others = [rounds.ask(LONG, 4), rounds.ask(LONG[3:9], 4)]
+    rounds.engine.step()
+    assert [request.num_output for request in others] == [0, 0]
+    rounds.engine.step()
+    assert all(request.num_output for request in others)
+    rounds.finish()
+    assert rounds.num_apart == 0
+    expected = {} if name == "plain" else {"draft_length": 2} | how
+    texts = [alone(p, n, **expected) for p, n in ((SHORT, 14), (LONG, 4), (LONG[3:9], 4))]
+    assert [first.output, *(request.output for request in others)] == texts
+
+
+def test_a_prompt_in_several_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Parts of at most 12 tokens; the times of the rounds are those of the rounds with them."""
+    rounds = Rounds(monkeypatch, slowdown=4.0)
+    schedule: Any = rounds.engine._schedule
+    loads: list[Any] = []
+    monkeypatch.setattr(schedule._pacing, "num_tokens", lambda num_answered: 12)
+    monkeypatch.setattr(schedule._pacing, "learn", lambda seconds, *load: loads.append(load))
+    first = rounds.ask(SHORT, 12)
+    rounds.engine.step()
+    other = rounds.ask(LONG, 3)
+    rounds.finish()
+    assert rounds.num_apart == 0
+    assert (first.output, other.output) == (alone(SHORT, 12), alone(LONG, 3))
+    sizes = [num_read for _, num_read in loads]
+    assert sizes[0] > 0  # the first prompt, with its own round
+    assert sizes[1:6] == [0, *[sizes[2]] * 3, 0]  # one plan later than they were planned
+    assert sizes[2] >= 12
+
+
+def test_lanes_that_are_free_are_taken_with_other_options(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One with penalties, one with top-k, after others have left; nothing is cut or edited before
+    and after that."""
+    rounds = Rounds(monkeypatch)
+    first = rounds.ask(SHORT, 14)
+    rounds.ask(LONG[:4], 2)
+    rounds.engine.step()
+    rounds.engine.step()
+    options = [{"repetition_penalty": 1.5, "bad_words": [[5]]}, {"top_k": 3}]
+    made = [rounds.ask(LONG[5:12], 4, **some) for some in options]
+    rounds.finish()
+    assert first.output == alone(SHORT, 14)
+    for request, some in zip(made, options, strict=True):
+        assert request.output == alone(LONG[5:12], 4, options=some)
+
+
+def test_a_client_that_leaves_while_its_prompt_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its row is given to the next, whose prompt is read after what was on its way."""
+    rounds = Rounds(monkeypatch)
+    first = rounds.ask(SHORT, 12)
+    rounds.engine.step()
+    leaver = rounds.ask(LONG, 4)
+    rounds.engine.step()
+    rounds.engine.abort(leaver.number)
+    others = [rounds.ask(LONG[9:], 4), rounds.ask(LONG[2:20], 4)]
+    rounds.finish()
+    assert leaver.output == []
+    assert first.output == alone(SHORT, 12)
+    assert [other.output for other in others] == [alone(LONG[9:], 4), alone(LONG[2:20], 4)]
