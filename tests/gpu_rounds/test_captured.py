@@ -24,7 +24,7 @@ from forerun.generation.intake import make_request  # noqa: E402
 from forerun.gpu.model import GpuModel  # noqa: E402
 from forerun.gpu.rows import GpuRows  # noqa: E402
 from forerun.gpu.storage import DeviceMemoryError  # noqa: E402
-from forerun.gpu_rounds import captures  # noqa: E402
+from forerun.gpu_rounds import captures, executor  # noqa: E402
 from forerun.gpu_rounds.choosing import executor_of  # noqa: E402
 from forerun.gpu_rounds.executor import Captured  # noqa: E402
 from forerun.gpu_rounds.host_drafts import HostDrafts  # noqa: E402
@@ -211,8 +211,13 @@ def test_rules_that_divide_by_the_drafts_law(rule: str) -> None:
 # --- on the host beside the device ---------------------------------------------------------------
 
 
-def test_a_request_that_needs_the_host_beside_one_that_does_not() -> None:
-    """Both as alone: what a request's neighbours need does not change its text."""
+@pytest.mark.parametrize("few", [1, 4])
+def test_a_request_that_needs_the_host_beside_one_that_does_not(
+    few: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Both as alone: what a request's neighbours need does not change its text.  Where it is one of
+    few, it has a token in every second round."""
+    monkeypatch.setattr(executor, "FEW", few)
     options = [SAMPLING, fr.Sampling(temperature=0.8, seed=3, grammar=lambda _: range(20))]
 
     def answered(some: slice, **how: Any) -> list[list[int]]:
@@ -226,31 +231,42 @@ def test_a_request_that_needs_the_host_beside_one_that_does_not() -> None:
     assert answered(slice(0, 2), drafter=Model(DRAFT), draft_length=1) == alone
 
 
-@pytest.mark.slow
-def test_logprobs_come_from_the_host(plain: list[list[int]]) -> None:
-    engine = engine_of(Model(DRAFT), num_rows=3)
-    told = request_of(PROMPTS[1], 4, logprobs=2)
-    untold = request_of(PROMPTS[0], LIMITS[0])
-    for request in (told, untold):
-        engine.submit(request)
-    finish(engine)
-    assert untold.output == plain[0]
-    alone = fr.generate(
-        TARGET,
-        PROMPTS[1],
-        drafter=None,
-        sampling=SAMPLING,
-        max_new_tokens=4,
-        logprobs=2,
-        ignore_eos=True,
-    )
-    assert told.output == alone.tokens
-    ours = told.generation().logprobs
-    assert [entry.token for entry in ours] == told.output
-    assert [entry.logprob for entry in ours] == pytest.approx(
-        [entry.logprob for entry in alone.logprobs], abs=0.02
-    )
-    assert all(len(entry.top) == 2 for entry in ours)
+@pytest.mark.parametrize(
+    "drafter", [None, pytest.param(Model(DRAFT), marks=pytest.mark.slow)], ids=["none", "model"]
+)
+def test_log_probabilities_are_those_of_the_host(
+    plain: list[list[int]], drafter: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of requests with several numbers of likeliest tokens, beside one that wants none."""
+    told = []
+    for on_host in (False, True):
+        if on_host:
+            monkeypatch.setattr(executor, "needs_host", lambda plan: [True] * len(plan.answering))
+        engine = engine_of(drafter, num_rows=3)
+        requests = [
+            request_of(prompt, limit, logprobs=count)
+            for prompt, limit, count in zip(PROMPTS, LIMITS, (0, 3, None), strict=True)
+        ]
+        for request in requests:
+            engine.submit(request)
+        finish(engine)
+        assert [request.output for request in requests] == plain
+        told.append([request.generation().logprobs for request in requests])
+    for ours, theirs in zip(*told, strict=True):
+        if theirs is None:
+            assert ours is None
+            continue
+        for one, other in zip(ours, theirs, strict=True):
+            assert one.token == other.token
+            assert one.logprob == pytest.approx(other.logprob, abs=1e-5)
+            assert [token for token, _ in one.top] == [token for token, _ in other.top]
+            assert [p for _, p in one.top] == pytest.approx([p for _, p in other.top], abs=1e-5)
+
+
+def test_more_likeliest_tokens_than_a_round_finds_come_from_the_host() -> None:
+    options = {"sampling": SAMPLING, "max_new_tokens": 2, "drafter": None, "ignore_eos": True}
+    answer = fr.generate(TARGET, PROMPTS[0], logprobs=30, **options)
+    assert [len(entry.top) for entry in answer.logprobs] == [30, 30]
 
 
 # --- ends ----------------------------------------------------------------------------------------
@@ -388,12 +404,12 @@ def test_a_round_is_made_anew_when_storage_has_grown(whose: str) -> None:
     request = request_of(PROMPTS[0], 8)
     engine.submit(request)
     engine.step()
-    executor: Any = engine._executor
-    old = executor._flight.round
-    rows = executor._state if whose == "target" else executor._drafter.rows
+    made: Any = engine._executor
+    old = made._flight.round
+    rows = made._state if whose == "target" else made._drafter.rows
     rows.storage.grow(rows.storage.num_rows, rows.storage.capacity + 1)
     engine.step()
-    assert executor._flight.round is not old
+    assert made._flight.round is not old
     finish(engine)
     assert request.output == alone(PROMPTS[0], 8)
 

@@ -55,6 +55,7 @@ def request_of(options: Sampling, words: Any, output: list[int], **more: Any) ->
         "bans": Bans(words, ENDINGS),
         "processors": [],
         "num_logprobs": None,
+        "logprobs_of": "model",
     }
     return SimpleNamespace(**{**known, **more})
 
@@ -140,7 +141,10 @@ def test_which_requests_the_device_samples_for() -> None:
     assert fits_device(request_of(plain, (long[:-1],), []))
     assert not fits_device(request_of(plain, (long,), []))
     assert not fits_device(request_of(plain, ((1,),) * (MOST_WORDS + 1), []))
-    assert not fits_device(request_of(plain, (), [], num_logprobs=0))
+    assert fits_device(request_of(plain, (), [], num_logprobs=20))
+    assert not fits_device(request_of(plain, (), [], num_logprobs=21))
+    assert not fits_device(request_of(plain, (), [], num_logprobs=0, logprobs_of="sampling"))
+    assert not fits_device(request_of(OPTIONS[0], (), [], num_logprobs=0))
     assert not fits_device(request_of(plain, (), [], processors=[print]))
     assert not fits_device(request_of(Sampling(grammar=lambda _: [1]), (), []))
 

@@ -161,7 +161,7 @@ def test_a_request_that_needs_the_host_beside_one_that_does_not(
     plain: list[list[int]],
 ) -> None:
     """Both as alone, and both with drafts."""
-    told = request_of(PROMPTS[1], LIMITS[1], num_logprobs=0)
+    told = request_of(PROMPTS[1], LIMITS[1], logprobs=0, logprobs_of="sampling")
     untold = request_of(PROMPTS[1], LIMITS[1])
     engine = engine_of()
     for request in (told, untold):
@@ -238,7 +238,7 @@ def check_entries(engine: Engine, row: int, text: Sequence[int]) -> None:
 
 @pytest.mark.parametrize(
     "lengths",
-    [(2, 2, 2), (3, 3, 0, 0, 2, 2, 2)],
+    [(2, 2, 2, 2), (3, 3, 0, 0, 2, 2, 2)],
     ids=["K 2", "changing"],
 )
 @pytest.mark.slow

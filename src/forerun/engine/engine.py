@@ -157,12 +157,12 @@ class Engine:
             request, draft, path = span.request, decision.drafts[index], decision.paths[index]
             tokens = decision.tokens(index)
             refused = draft.goes_on(path[-1] if path else ROOT)
-            logits, fault = decision.laws.settle(index, path)
+            reports, fault = decision.laws.settle(index, path)
             if fault is not None:
                 tokens = tokens[: fault.num_sound]
             before = request.num_output
             try:
-                request.commit(tokens, len(path), refused, logits)
+                request.commit(tokens, len(path), refused, reports)
             except BaseException as error:  # of a tokenizer: it ends this request alone
                 if ends_process(error):
                     raise

@@ -20,7 +20,7 @@ import numpy as np
 from forerun.base.arrays import HostArray
 from forerun.base.errors import ends_process, shown
 from forerun.engine.proposal import Proposal
-from forerun.engine.request import Request
+from forerun.engine.request import Report, Request, report_of
 from forerun.rules.types import Drawn
 from forerun.sampling.options import Law
 
@@ -88,10 +88,10 @@ class TargetLaws(MadeRows):
             self._made[row, slot] = self._make(row, slot)
         return self._made[row, slot]
 
-    def settle(self, row: int, path: Sequence[int]) -> tuple[list[HostArray], Fault | None]:
+    def settle(self, row: int, path: Sequence[int]) -> tuple[list[Report], Fault | None]:
         """After a round whose accepted nodes are `path`: put the processors where it ended.
 
-        Gives the logits of the emitted positions, where log-probabilities are wanted, and the
+        Gives reports of the emitted positions, where log-probabilities are wanted, and the
         first fault among them: what comes after it is void.
         """
         request, slots, fault = self.requests[row], [0, *(node + 1 for node in path)], None
@@ -105,7 +105,7 @@ class TargetLaws(MadeRows):
             request.processors = self._states[row, slots[-1]]
         if request.num_logprobs is None:
             return [], fault
-        return [self._reported(row, slot) for slot in slots], fault
+        return [report_of(self._reported(row, slot)) for slot in slots], fault
 
     def _reported(self, row: int, slot: int) -> HostArray:
         """The model's own logits (V,), or those of the law that a token was sampled from."""

@@ -5,7 +5,7 @@ the longer the parts, the sooner those who wait for their first token join the r
 less for each the more they are.  A part is as long as keeps a round within `slowdown` times a usual
 one, by what the latest parts have added to theirs, which grows with the context.  A usual round has
 no part; how long it takes changes as answers grow, come and go, so a round is left without one now
-and then, and when the last usual one had far more or fewer rows.
+and then, and when all usual ones had far more rows.
 
 Some models read each row in a pass of its own, and short parts take as long as longer ones.  Where
 that fixed cost alone is too much, a part may add as much again by its tokens.
@@ -31,11 +31,12 @@ less: most requests are served in time, by `benchmarks/serve.py --slowdowns`."""
 ALIKE = 1.25  # times as many rows, or fewer, that a usual round may have to count as one
 FIRST = 2  # tokens of the first part, before anything was measured
 GROWTH = 1.5  # times the last part that the next one may be at most
-MOST_PACED_TOKENS = 512  # of a part, however quick it is
+MOST_PACED_TOKENS = 448  # of a part, however quick it is: with 64 answers a pass of 512
 UNMEASURED = 32  # tokens of a part at most while no usual round has been timed
 NUM_USUAL = 5  # latest rounds without prompts, of which the median counts
 CAUTION = 2 / 3  # of the latest parts were cheaper per token than the next one is taken to be
 ALONE_SECONDS = 0.25  # of a round in which nobody is answered
+MOST_TOKENS = 4096  # of prompts in any round: what a pass needs in memory grows with them
 ALONE = 64  # tokens of the first part in such a round
 PROBE = 16  # rounds with parts, after which one goes without
 NUM_PARTS = 8  # latest parts, from which their cost is estimated
@@ -64,10 +65,13 @@ class Pacing:
         """
         if not num_answered:
             per_token = min(self.alone, default=ALONE_SECONDS / ALONE)  # of a long part
-            return _at_least_one(ALONE_SECONDS, per_token)
+            return _at_least_one(ALONE_SECONDS, per_token, MOST_TOKENS)
         usual = [seconds for rows, seconds in self.usual if _are_alike(rows, num_answered)]
-        is_unknown = bool(self.usual) and not usual
+        fewer = [seconds for rows, seconds in self.usual if rows < num_answered]
+        usual = usual or fewer[-1:]  # with fewer rows it takes no longer
+        is_unknown = not usual
         if self.num_since_usual >= PROBE or (is_unknown and self.num_since_usual > 0):
+            self.num_since_usual = 0
             return 0
         if not self.parts:
             return FIRST
@@ -98,8 +102,8 @@ class Pacing:
             self.num_since_usual = 0
 
 
-def _at_least_one(seconds: float, per_token: float) -> int:
-    return max(1, int(min(MOST_PACED_TOKENS, seconds / max(per_token, 1e-9))))
+def _at_least_one(seconds: float, per_token: float, most: int = MOST_PACED_TOKENS) -> int:
+    return max(1, int(min(most, seconds / max(per_token, 1e-9))))
 
 
 def _are_alike(some: int, others: int) -> bool:

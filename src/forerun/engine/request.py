@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from enum import Enum
 from functools import cached_property
@@ -17,6 +17,9 @@ from forerun.engine.answer_options import AnswerOptions
 from forerun.engine.results import Fate, Generation, Stats, TokenLogprob
 from forerun.engine.text import TextStream, token_text
 from forerun.sampling.options import Bans, Law, Sampling, law
+
+Report = Callable[[int, int], TokenLogprob]
+"""Gives the log-probability of a token, and those of so many of the likeliest in its place."""
 
 
 class Status(Enum):
@@ -118,12 +121,12 @@ class Request:
         return law(self.sampling, logits, self.prompt, output, self.bans, processors)
 
     def commit(
-        self, tokens: Sequence[int], num_accepted: int, refused: bool, logits: Sequence[HostArray]
+        self, tokens: Sequence[int], num_accepted: int, refused: bool, reports: Sequence[Report]
     ) -> int:
         """Append a round's tokens up to where plain decoding would have stopped.
 
         refused: there were guesses for the place of the last token, and none was right.
-        logits: those of each token's position, where log-probabilities are wanted.
+        reports: of each token's position, where log-probabilities are wanted.
         Returns how many tokens were kept.
         """
         last = Fate.CORRECTION if refused else Fate.BONUS
@@ -131,7 +134,7 @@ class Request:
             told = []
             if self.num_logprobs is not None:
                 tokenizer = None if self.text is None else self.text.tokenizer
-                logprob = token_logprob(token, logits[slot], self.num_logprobs)
+                logprob = reports[slot](token, self.num_logprobs)
                 told = [logprob if tokenizer is None else with_texts(logprob, tokenizer)]
             stopped = self.text is not None and self.text.push(token)
             self.tokens.append(token)  # only now: a token without a text is none of the answer
@@ -169,6 +172,11 @@ class Request:
             logprobs=None if self.num_logprobs is None else self.logprobs,
             error=self.error,
         )
+
+
+def report_of(logits: HostArray) -> Report:
+    """What is said of a position with these logits (V,)."""
+    return lambda token, num_top: token_logprob(token, logits, num_top)
 
 
 def token_logprob(token: int, logits: HostArray, num_top: int) -> TokenLogprob:

@@ -1,7 +1,8 @@
 """What requests do to logits beyond temperature and cuts, as it stands on the device.
 
 Penalties, a logit bias, bad words and `min_tokens` are arrays over the lanes of a round, so such
-requests stay in captured rounds.  Only a processor, a grammar and log-probabilities need the host.
+requests stay in captured rounds.  Only a processor, a grammar and log-probabilities of edited
+logits need the host.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import torch
 
 from forerun.engine.request import Request
 from forerun.gpu_rounds.kernels.edits import SEEN, ban, note, penalise
+from forerun.gpu_rounds.likeliest import NUMBERS
 from forerun.kernels.decide import OPTIONS
 from forerun.kernels.scratch import padded
 
@@ -35,9 +37,12 @@ def fits_device(request: Request) -> bool:
     kinds of arithmetic round differently, and a text has to be of one kind."""
     if request.processors or request.sampling.grammar is not None:
         return False
-    if request.num_logprobs is not None:
-        return False
     words = _words(request)
+    if request.num_logprobs is not None:  # of logits that nothing has edited
+        if request.num_logprobs > NUMBERS[-1] or request.logprobs_of != "model":
+            return False
+        if edits_law(request):
+            return False
     return len(words) <= MOST_WORDS and all(len(word) <= TAIL + 1 for word, _ in words)
 
 

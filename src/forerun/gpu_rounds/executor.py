@@ -12,7 +12,7 @@ and the others do not wait for them.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -20,6 +20,7 @@ import torch
 from forerun.base.clock import working
 from forerun.engine.plan import RoundPlan, Span
 from forerun.engine.proposal import Drafted
+from forerun.engine.request import Report
 from forerun.engine.steering.ladder_policy import Ladder, Rungs
 from forerun.engine.stepwise import Decision, Stepwise
 from forerun.gpu.inference import inference
@@ -28,7 +29,7 @@ from forerun.gpu_rounds.blocks import SIZES, Part, block_size, count, fitting
 from forerun.gpu_rounds.captures import MARGIN, Captures
 from forerun.gpu_rounds.device_drafter import DeviceDrafter
 from forerun.gpu_rounds.edits import edits_law, fits_device
-from forerun.gpu_rounds.flight import Flight
+from forerun.gpu_rounds.flight import NOT_LANDED, Departure, Flight, Landed
 from forerun.gpu_rounds.joining import (
     DRAFT_FAULT,
     CapturedLaws,
@@ -38,24 +39,18 @@ from forerun.gpu_rounds.joining import (
     needs_host,
     part_of,
     proposal_of,
+    waiting,
 )
 from forerun.gpu_rounds.lanes import cuts_law, lane_of
+from forerun.gpu_rounds.likeliest import number_of
 from forerun.gpu_rounds.rounds import RoundShape
 from forerun.rules.base import Rule
 from forerun.rules.types import DraftLength, Drawn
 from forerun.trees.tree import Tree
 
-NO_OUTCOME = [0, 0, 0, 0]
-"""Of a request that has a lane in the next round only."""
-
-
-@dataclass
-class Departure:
-    """What a plan has set off."""
-
-    flight: Flight | None  # whose outcome it asks for; None: nobody is answered
-    next: Flight | None = None  # behind it
-    parts: Sequence[Part] = ()  # of prompts, which are on no way yet
+FEW = 4
+"""Requests on the device for each on the host, from which on the host's have every second round
+only: a pass of their own takes as long as a round of all others."""
 
 
 class Captured:
@@ -84,6 +79,7 @@ class Captured:
         )
         self._flight: Flight | None = None  # launched ahead, for the next plan
         self._halves: Halves | None = None
+        self._has_host_waited = False  # in this plan, so that the others are sooner done with it
         self._unseen: set[int] = set()  # rows of which a round reads a part of this plan
         self._begun = self._last_result = 0.0
         self._captured_before = 0.0  # seconds of captures before this plan
@@ -120,7 +116,11 @@ class Captured:
         )
         self._halves = halves
         departure = self._depart(halves.plans[0])  # runs while the host answers the others
-        by_host = self._steps.execute(halves.plans[1])
+        self._has_host_waited = not self._has_host_waited and FEW * len(host) <= len(device)
+        if self._has_host_waited:
+            by_host = waiting(len(host), [self._begun] * 4)
+        else:
+            by_host = self._steps.execute(halves.plans[1])
         return halves.joined(self._collect(halves.plans[0], departure), by_host)
 
     @inference
@@ -128,7 +128,9 @@ class Captured:
         """Keep what became text: counts[i] tokens of the i-th answer."""
         if self._halves is not None:
             (plan, _), (by_host, indices) = self._halves.first, self._halves.second
-            self._steps.commit(by_host, self._halves.decisions[1], [counts[i] for i in indices])
+            if not self._has_host_waited:
+                kept = [counts[index] for index in indices]
+                self._steps.commit(by_host, self._halves.decisions[1], kept)
         for span in plan.answering:  # requests hold their new texts by now
             self._state.lengths[span.row] = max(span.start, len(span.request.tokens) - 1)
         for span in plan.reading:
@@ -185,7 +187,7 @@ class Captured:
     def _collect(self, plan: RoundPlan, departure: Departure) -> Decision:
         """Wait for the round of a plan, and say what was decided."""
         flight, following = departure.flight, departure.next
-        results: dict[int, tuple[list[int], int]] = {}  # by number: its outcome, tokens asked for
+        results: dict[int, Landed] = {}  # by the number of a request
         begin = self._begun
         if flight is not None:
             begin = max(self._last_result, flight.launched)
@@ -235,25 +237,25 @@ class Captured:
         flight: Flight,
         table: list[list[int]],
         plan: RoundPlan,
-        results: dict[int, tuple[list[int], int]],
+        results: dict[int, Landed],
     ) -> None:
         """Sort outcomes by request, and note how much of each text the drafter stores by now."""
         length = flight.round.shape.draft_length
         for span in plan.answering:
             lane = flight.lane(span)
             if lane is not None:
-                row = table[lane]
-                results[span.request.number] = row, flight.asked[lane]
+                landed = results[span.request.number] = Landed(flight, lane, table[lane])
                 if flight.follows[lane]:
-                    self._drafter.note(span.row, flight.lengths[lane], max(row[0], 0), length)
+                    num_accepted = max(landed.row[0], 0)
+                    self._drafter.note(span.row, flight.lengths[lane], num_accepted, length)
 
-    def _answer_undrafted(self, plan: RoundPlan, results: dict[int, tuple[list[int], int]]) -> bool:
+    def _answer_undrafted(self, plan: RoundPlan, results: dict[int, Landed]) -> bool:
         """Requests whose draft had no law go on without a drafter, from this round on; whether
         there are any."""
         spans = [
             span
             for span in plan.answering
-            if is_of_draft(results.get(span.request.number, (NO_OUTCOME, 0))[0][2])
+            if is_of_draft(results.get(span.request.number, NOT_LANDED).row[2])
         ]
         if spans:
             self._drafter.drafting.give_up(DRAFT_FAULT, {span.row: span.request for span in spans})
@@ -266,29 +268,32 @@ class Captured:
         self,
         plan: RoundPlan,
         flight: Flight | None,
-        results: dict[int, tuple[list[int], int]],
+        results: dict[int, Landed],
         begin: float,
         end: float,
     ) -> Decision:
         drawn = Drawn.SAMPLED if self._rule.needs_draft_probs else Drawn.SHARED
-        proposals, paths, extra, faults, waiting = [], [], [], [], set()
+        proposals, paths, extra, faults, missing = [], [], [], [], set()
+        reports: list[list[Report]] = []
         for index, span in enumerate(plan.answering):
-            row, asked = results.get(span.request.number, (NO_OUTCOME, 0))
-            if row is NO_OUTCOME:
-                waiting.add(index)
-            room = span.request.limit - span.request.num_output - 1
-            proposal = proposal_of(self._captures.tree, row[4:], min(asked, room), drawn)
+            landed = results.get(span.request.number, NOT_LANDED)
+            if landed is NOT_LANDED:
+                missing.add(index)
+            row, room = landed.row, span.request.limit - span.request.num_output - 1
+            proposal = proposal_of(self._captures.tree, row[4:], min(landed.asked, room), drawn)
             proposals.append(proposal)
             paths.append(proposal.path(row[3] - 1) if row[0] > 0 else ())
+            is_told = span.request.num_logprobs is not None
+            reports.append(landed.reports(paths[-1]) if is_told else [])
             extra.append(row[1])
             faults.append(fault_of(span.request, row[2]))
         height = 0 if flight is None else flight.round.shape.draft_length
         middle = begin + (end - begin) * self._drafter.share(height, self._state.storage)
-        laws: Any = CapturedLaws(faults)
+        laws: Any = CapturedLaws(faults, reports)
         drafted = Drafted(proposals, height or None, flight is not None and flight.is_trial)
         load = None if flight is None else flight.load
         times = [begin, middle, end, end]
-        return Decision(drafted, paths, extra, laws, times, load=load, waiting=frozenset(waiting))
+        return Decision(drafted, paths, extra, laws, times, load=load, waiting=frozenset(missing))
 
     def _take_off(self, plan: RoundPlan, decision: Decision, parts: Sequence[Part]) -> None:
         """Launch the next round for the requests of a plan that may go on, and those who wait."""
@@ -362,6 +367,7 @@ class Captured:
             layers=self._state.layers,
             tree=captures.tree,
             block=size,
+            num_likely=number_of([span.request.num_logprobs for span in spans]),
         )
         captures.warm_up(shape, drafts)
         made = captures.round(shape, drafts)

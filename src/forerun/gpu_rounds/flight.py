@@ -5,9 +5,37 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from typing import NamedTuple
 
 from forerun.engine.plan import Load, Span
+from forerun.engine.request import Report
+from forerun.gpu_rounds.blocks import Part
 from forerun.gpu_rounds.rounds import CapturedRound
+
+
+class Landed(NamedTuple):
+    """What came of a lane of a round."""
+
+    flight: Flight | None
+    lane: int
+    row: Sequence[
+        int
+    ]  # accepted tokens, the extra one, the fault, the row that it follows, the draft
+
+    @property
+    def asked(self) -> int:
+        """Tokens of the draft that count."""
+        return 0 if self.flight is None else self.flight.asked[self.lane]
+
+    def reports(self, path: Sequence[int]) -> list[Report]:
+        """Log-probabilities of an accepted path and the token after it, where the round has
+        them."""
+        flight = self.flight
+        return [] if flight is None else flight.round.reports(flight.turn, self.lane, path)
+
+
+NOT_LANDED = Landed(None, 0, (0, 0, 0, 0))
+"""Of a request that has a lane in the next round only."""
 
 
 @dataclass
@@ -36,7 +64,8 @@ class Flight:
 
     @property
     def load(self) -> Load:
-        return Load(len(self._places), self.num_read)
+        num_answered = sum(span is not None and not span.is_new for span in self.spans)
+        return Load(num_answered, self.num_read)
 
     @cached_property
     def _places(self) -> dict[int, int]:
@@ -70,3 +99,12 @@ class Flight:
         for lane, row in enumerate(table):
             if self.spans[lane] is not None and lane not in self.new:
                 self.lengths[lane] += max(row[0], 0) + 1
+
+
+@dataclass
+class Departure:
+    """What a plan has set off."""
+
+    flight: Flight | None  # whose outcome it asks for; None: nobody is answered
+    next: Flight | None = None  # behind it
+    parts: Sequence[Part] = ()  # of prompts, which are on no way yet

@@ -23,8 +23,8 @@ from forerun.gpu.inference import inference
 from forerun.gpu.rows import GpuRows
 from forerun.gpu_rounds.blocks import Part
 from forerun.gpu_rounds.device_drafter import DeviceDrafter
-from forerun.gpu_rounds.executor import Captured, Departure
-from forerun.gpu_rounds.flight import Flight
+from forerun.gpu_rounds.executor import Captured
+from forerun.gpu_rounds.flight import Departure, Flight, Landed
 from forerun.rules.base import Rule
 from forerun.rules.match import Match
 from forerun.rules.types import DraftLength
@@ -86,7 +86,7 @@ class HostDrafts(Captured):
         flight: Flight,
         table: list[list[int]],
         plan: RoundPlan,
-        results: dict[int, tuple[list[int], int]],
+        results: dict[int, Landed],
     ) -> None:
         super()._note_results(flight, table, plan, results)
         for lane, span in enumerate(flight.spans):
@@ -100,7 +100,7 @@ class HostDrafts(Captured):
         self,
         plan: RoundPlan,
         flight: Flight | None,
-        results: dict[int, tuple[list[int], int]],
+        results: dict[int, Landed],
         begin: float,
         end: float,
     ) -> Decision:

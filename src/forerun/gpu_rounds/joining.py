@@ -10,7 +10,7 @@ from forerun.base.errors import InputError, explain
 from forerun.engine.laws import Fault
 from forerun.engine.plan import RoundPlan, Span
 from forerun.engine.proposal import NOTHING, Drafted, Proposal
-from forerun.engine.request import Request
+from forerun.engine.request import Report, Request
 from forerun.engine.stepwise import Decision
 from forerun.gpu_rounds.edits import edits_law, fits_device
 from forerun.kernels.triton.keys import TARGET_ROW
@@ -31,22 +31,22 @@ def part_of(plan: RoundPlan, indices: Sequence[int], reading: Sequence[Span]) ->
     return RoundPlan([*spans, *reading], replace(drafts, limits=limits, tariff=None))
 
 
-def proposal_of(tree: Tree | None, tokens: list[int], height: int, drawn: Drawn) -> Proposal:
+def proposal_of(tree: Tree | None, tokens: Sequence[int], height: int, drawn: Drawn) -> Proposal:
     """The draft of a lane, as far as it was judged; tree: its whole shape, None for a chain."""
     if tree is None or not height:
-        return Proposal(tokens[:height], drawn) if height else NOTHING
+        return Proposal(list(tokens[:height]), drawn) if height else NOTHING
     count = sum(depth < height for depth in tree.depths)
-    return Proposal(tokens[:count], drawn, tree=tree.first(count))
+    return Proposal(list(tokens[:count]), drawn, tree=tree.first(count))
 
 
 class CapturedLaws:
-    """The laws of a captured round, of which the host knows nothing but faults."""
+    """The laws of a captured round, of which the host knows faults and log-probabilities."""
 
-    def __init__(self, faults: Sequence[Fault | None]) -> None:
-        self._faults = faults
+    def __init__(self, faults: Sequence[Fault | None], reports: Sequence[list[Report]]) -> None:
+        self._faults, self._reports = faults, reports
 
-    def settle(self, row: int, path: Sequence[int]) -> tuple[list[Any], Fault | None]:
-        return [], self._faults[row]
+    def settle(self, row: int, path: Sequence[int]) -> tuple[list[Report], Fault | None]:
+        return self._reports[row], self._faults[row]
 
 
 def fault_of(request: Request, code: int) -> Fault | None:
@@ -84,10 +84,19 @@ class JoinedLaws:
     def __init__(self, places: Sequence[tuple[Any, int]]) -> None:
         self._places = places  # for each answered span: its laws, and its index there
 
-    def settle(self, row: int, path: Sequence[int]) -> tuple[list[Any], Fault | None]:
+    def settle(self, row: int, path: Sequence[int]) -> tuple[list[Report], Fault | None]:
         laws, index = self._places[row]
-        settled: tuple[list[Any], Fault | None] = laws.settle(index, path)
+        settled: tuple[list[Report], Fault | None] = laws.settle(index, path)
         return settled
+
+
+def waiting(count: int, times: Sequence[float]) -> Decision:
+    """The decision that all spans wait for the next round."""
+    laws: Any = CapturedLaws([None] * count, [[]] * count)
+    drafted = Drafted([NOTHING] * count, None)
+    return Decision(
+        drafted, [()] * count, [0] * count, laws, times, waiting=frozenset(range(count))
+    )
 
 
 @dataclass
@@ -124,7 +133,10 @@ class Halves:
             [decision.paths[inner] for decision, inner in order],
             [decision.extra[inner] for decision, inner in order],
             laws,
-            second.times,
+            (first if second.waiting else second).times,
+            is_overlapped=bool(second.waiting) and first.is_overlapped,
+            is_timed=first.is_timed,
+            load=first.load if second.waiting else None,
             waiting=frozenset(
                 index for index, (decision, inner) in enumerate(order) if inner in decision.waiting
             ),

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 import torch
 
 from forerun.base.capturing import captured
+from forerun.engine.request import Report
 from forerun.gpu.forward import PER_SEGMENT, PassShape
 from forerun.gpu.heads_storage import HeadsStorage
 from forerun.gpu.kernels.lanes import advance, target_inputs
@@ -22,6 +23,7 @@ from forerun.gpu_rounds.blocks import Block, Part, num_segments
 from forerun.gpu_rounds.draft_steps import HeadsSteps, Hearing, ModelSteps, Pass
 from forerun.gpu_rounds.edits import Edits
 from forerun.gpu_rounds.lanes import Lanes
+from forerun.gpu_rounds.likeliest import Likeliest
 from forerun.kernels.decide import Round, decide_block, decide_match, decide_ratio, sample
 from forerun.kernels.scratch import CutScratch, Outcome
 from forerun.kernels.scratch import Scratch as DecisionScratch
@@ -51,6 +53,7 @@ class RoundShape(NamedTuple):
     layers: tuple[int, ...] = ()  # of the target, whose hidden states are kept
     tree: Tree | None = None  # that drafts fill, in level order; None: drafts are chains
     block: int = 0  # tokens of prompts beside the lanes
+    num_likely: int | None = None  # likeliest tokens at each place; None: no log-probabilities
 
     @property
     def is_tree(self) -> bool:
@@ -73,6 +76,7 @@ class Turn(NamedTuple):
     results: Any  # (num_lanes, num_nodes + 4), on the host
     is_done: Any
     states: Any = None  # (num_tokens, F), on the device, for the host
+    likely: Any = None  # of `Likeliest`, by lane, on the host
 
 
 class CapturedRound:
@@ -96,11 +100,17 @@ class CapturedRound:
         )
         self._results = torch.zeros((b, k + 4), dtype=torch.int32, device=device)
         on_device, is_heard = device.type == "cuda", isinstance(draft, HeadsStorage)
+        self._likeliest = None
+        if shape.num_likely is not None:
+            parents = range(-1, k - 1) if shape.tree is None or not k else shape.tree.parents
+            above = [parent + 1 for parent in parents]
+            self._likeliest = Likeliest(b, above, shape.num_likely, device)
         self._turns = [
             Turn(
                 torch.zeros((b, k + 4), dtype=torch.int32, pin_memory=on_device),
                 torch.cuda.Event() if on_device else None,
                 None if is_heard else self._states(shape.num_tokens),
+                self._likeliest and torch.zeros(self._likeliest.table.shape, pin_memory=on_device),
             )
             for _ in range(2)
         ]
@@ -197,6 +207,8 @@ class CapturedRound:
             turn.states.copy_(
                 self._watched[: self.shape.num_tokens]
             )  # the next round may be one of this shape
+        if self._likeliest is not None:
+            turn.likely.copy_(self._likeliest.table, non_blocking=True)
         if turn.is_done is not None:
             turn.is_done.record()
         return self._turn
@@ -211,6 +223,12 @@ class CapturedRound:
         text, then its draft."""
         first = lane * (self.shape.draft_length + 1)
         return self._turns[turn].states[first : first + count].clone()
+
+    def reports(self, turn: int, lane: int, path: Sequence[int]) -> list[Report]:
+        """Log-probabilities of what a lane emits, where the round has them."""
+        if self._likeliest is None:
+            return []
+        return self._likeliest.reports(self._turns[turn].likely[lane].numpy(), path)
 
     def _states(self, num_tokens: int) -> Any:
         """Room for the hidden states of so many tokens; None where they are not kept."""
@@ -256,6 +274,8 @@ class CapturedRound:
             draft_thresholds=self._draft_thresholds if has_laws else None,
         )  # fmt: skip
         DECISIONS[shape.rule](made, self._scratch, self._outcome)
+        if self._likeliest is not None:
+            self._likeliest.queue(logits, self.drafts, self._outcome)
         self._queue_end()
 
     def _queue_inputs(self) -> None:

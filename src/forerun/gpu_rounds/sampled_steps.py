@@ -18,7 +18,7 @@ from forerun.engine.laws import Fault, TargetLaws
 from forerun.engine.match_on_host import walk
 from forerun.engine.plan import RoundPlan, Span
 from forerun.engine.proposal import Proposal
-from forerun.engine.request import Request
+from forerun.engine.request import Request, report_of
 from forerun.engine.stepwise import Decision, Stepwise
 from forerun.gpu.inference import inference
 from forerun.gpu_rounds.edits import Edits, edits_law
@@ -200,4 +200,6 @@ class SampledLaws(TargetLaws):
                 fault = fault_of(self.requests[row], code)
                 assert fault is not None
                 return [], Fault(num_sound, fault.place + num_sound, fault.error)
-        return [], None
+        if self.requests[row].num_logprobs is None:
+            return [], None
+        return [report_of(self.logits[row, slot]) for slot in (0, *(n + 1 for n in path))], None

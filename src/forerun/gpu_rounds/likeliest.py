@@ -1,0 +1,69 @@
+"""Log-probabilities of a captured round, computed beside the decision: of every token that may be
+emitted, and of the likeliest ones at its place."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from forerun.engine.request import Report
+from forerun.engine.results import TokenLogprob
+
+NUMBERS = (0, 1, 20)
+"""Likeliest tokens that a round finds at each place."""
+
+
+def number_of(wanted: Sequence[int | None]) -> int | None:
+    """The least of these numbers that serves all requests; None: nobody wants log-probabilities."""
+    most = max((count for count in wanted if count is not None), default=None)
+    return None if most is None else next(count for count in NUMBERS if count >= most)
+
+
+class Likeliest:
+    """Of the rows of a round: (lanes, rows) totals, the same rows of the likeliest tokens and
+    their logits, the logit of each node of the draft and of the extra token, side by side."""
+
+    def __init__(self, num_lanes: int, above: Sequence[int], count: int, device: Any) -> None:
+        """above: the row at which each node of a draft is judged, (N,)."""
+        self._count, self._num_rows = count, len(above) + 1
+        width = self._num_rows * (2 + 2 * count)
+        self.table = torch.zeros((num_lanes, width), device=device)  # ids are exact below 2^24
+        self._lanes = torch.arange(num_lanes, device=device)
+        self._above = torch.tensor(above, dtype=torch.int64, device=device)
+
+    def queue(self, logits: Any, drafts: Any, outcome: Any) -> None:
+        """Launch what fills in the table, out of logits (lanes, rows, V) and drafts (lanes, N)."""
+        lanes, count, last = self._lanes, self._count, logits.shape[2] - 1
+        nodes = logits[lanes[:, None], self._above[None], drafts.clamp(0, last)]
+        extra = logits[lanes, outcome.reached.long(), outcome.extra.clamp(0, last)]
+        parts = [torch.logsumexp(logits, -1), nodes, extra[:, None]]
+        if count:
+            best = torch.topk(logits, min(count, last + 1), -1) if count > 1 else None
+            values, ids = best or torch.max(logits, -1, keepdim=True)
+            parts += [values.flatten(1), ids.flatten(1).to(values.dtype)]
+        begin = 0
+        for part in parts:
+            self.table[:, begin : begin + part.shape[1]].copy_(part)
+            begin += part.shape[1]
+
+    def reports(self, values: Any, path: Sequence[int]) -> list[Report]:
+        """Those of the tokens of a path, and of the extra token; values: a lane of the table, on
+        the host."""
+        rows = self._num_rows
+        totals, nodes, best = values[:rows], values[rows : 2 * rows], values[2 * rows :]
+        values, ids = best.reshape(2, rows, -1)
+
+        def report(place: int, row: int) -> Report:
+            def told(token: int, num_top: int) -> TokenLogprob:
+                total = float(totals[row])
+                top = zip(ids[row].tolist(), values[row].tolist(), strict=True)
+                likely = [(int(one), logit - total) for one, logit in top if logit > -torch.inf]
+                return TokenLogprob(token, float(nodes[place]) - total, tuple(likely[:num_top]))
+
+            return told
+
+        places = [*path, rows - 1]  # in `nodes`
+        slots = [0, *(node + 1 for node in path)]
+        return [report(*pair) for pair in zip(places, slots, strict=True)]
