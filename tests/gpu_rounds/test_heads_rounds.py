@@ -262,6 +262,32 @@ def test_every_round_tells_the_drafter_what_was_emitted(lengths: Sequence[int]) 
 
 
 @pytest.mark.slow
+def test_a_prompt_that_is_read_in_the_rounds_of_others_is_heard(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Its features are kept by the rounds that read it; it is drafted for from its second round
+    on."""
+    engine = engine_of(num_rows=3)
+    requests = [request_of(prompt, 40) for prompt in PROMPTS[:2]]
+    for request in requests:
+        engine.submit(request)
+    engine.step()
+    executor: Any = engine._executor
+    fed: list[Any] = []
+    monkeypatch.setattr(executor._state, "feed", fed.extend)
+    requests.append(request_of([(3 * place) % 50 for place in range(24)], 40))
+    engine.submit(requests[2])
+    for _ in range(5):
+        engine.step()
+    assert not fed
+    assert requests[2].stats.drafted_by_round[:2] == [0, 2]
+    executor._flight = None
+    for row, request in enumerate(requests):
+        check_entries(engine, row, request.tokens)
+    engine.close()
+
+
+@pytest.mark.slow
 def test_a_text_that_begins_like_another_one() -> None:
     """Its row takes over what another row stores, with the features."""
     begin = [1 + at % 9 for at in range(40)]

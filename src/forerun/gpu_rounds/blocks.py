@@ -13,7 +13,7 @@ import torch
 
 from forerun.gpu.forward import PER_SEGMENT, Inputs, padded_pass
 
-SIZES = (16, 64, 192, 448)
+SIZES = (16, 64, 192, 320, 448)
 """Prompt tokens that a block has room for at least, beside any lanes."""
 PER_PART = 8
 """Tokens of a block for every segment of attention that it has room for."""
