@@ -196,7 +196,7 @@ def test_an_engine_that_has_drafted_reads_a_prompt_of_several_parts(
 def test_a_newcomer_waits_for_a_short_pass_also_where_nobody_is_answered(
     still_clock: StillClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(pacing, "MOST_PACED_TOKENS", 50)
+    monkeypatch.setattr(pacing, "MOST_ALONE_TOKENS", 50)
     slow = Slow(still_clock, num_rows=3)
     long = [slow.ask(prompt[:300]) for prompt in PROMPTS[:2]]
     slow.engine.step()

@@ -145,7 +145,7 @@ def test_a_prompt_in_several_parts(monkeypatch: pytest.MonkeyPatch) -> None:
     rounds.finish()
     assert rounds.num_apart == 0
     assert (first.output, other.output) == (alone(SHORT, 12), alone(LONG, 3))
-    assert loads[:5] == [(0, 31), (1, 31), (1, 31), (1, 28), (2, 0)]  # one plan later than planned
+    assert loads[:5] == [(0, 31), (1, 31), (1, 31), (1, 28), (1, 0)]  # one plan later than planned
 
 
 def test_lanes_that_are_free_are_taken_with_other_options(monkeypatch: pytest.MonkeyPatch) -> None:

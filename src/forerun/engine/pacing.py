@@ -36,7 +36,7 @@ UNMEASURED = 32  # tokens of a part at most while no usual round has been timed
 NUM_USUAL = 5  # latest rounds without prompts, of which the median counts
 CAUTION = 2 / 3  # of the latest parts were cheaper per token than the next one is taken to be
 ALONE_SECONDS = 0.25  # of a round in which nobody is answered
-MOST_TOKENS = 4096  # of prompts in any round: what a pass needs in memory grows with them
+MOST_ALONE_TOKENS = 1024  # of such a round: who comes meanwhile waits for its end
 ALONE = 64  # tokens of the first part in such a round
 PROBE = 16  # rounds with parts, after which one goes without
 NUM_PARTS = 8  # latest parts, from which their cost is estimated
@@ -65,7 +65,7 @@ class Pacing:
         """
         if not num_answered:
             per_token = min(self.alone, default=ALONE_SECONDS / ALONE)  # of a long part
-            return _at_least_one(ALONE_SECONDS, per_token, MOST_TOKENS)
+            return _at_least_one(ALONE_SECONDS, per_token, MOST_ALONE_TOKENS)
         usual = [seconds for rows, seconds in self.usual if _are_alike(rows, num_answered)]
         fewer = [seconds for rows, seconds in self.usual if rows < num_answered]
         usual = usual or fewer[-1:]  # with fewer rows it takes no longer

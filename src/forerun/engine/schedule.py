@@ -10,12 +10,14 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from forerun.base.errors import EngineFullError, explain
-from forerun.engine.pacing import MOST_TOKENS, Pacing
+from forerun.engine.pacing import Pacing
 from forerun.engine.plan import Load, RoundPlan, Span
 from forerun.engine.queue import Queue
 from forerun.engine.request import Request, Status
 from forerun.engine.seats import Seats
 
+MOST_TOKENS = 4096
+"""Prompt tokens fed in one round at most: what a pass needs in memory grows with them."""
 OVERTAKEN = 3
 """Times its own length that later prompts may be read before one is."""
 MOST_PASSED_OVER = 64
