@@ -15,7 +15,7 @@ import os
 from typing import Any
 
 import forerun as fr
-from forerun.drafters import Heads, Mixed, NGram, Quantized, Recycling, Suffix
+from forerun.drafters import Heads, Mixed, NGram, Quantized, Suffix
 from forerun.loading.bundled import NAME
 from forerun.loading.default import default_model
 from forerun.measure.job_runner import ReadOnce
@@ -75,7 +75,6 @@ def contenders(
     drafters = {
         "ngram": NGram(),
         "suffix": Suffix(),
-        "recycling": Recycling(),
         "quantized int8": Quantized("int8"),
         "heads": heads,
         "heads + suffix": Mixed(heads, Suffix()),

@@ -165,7 +165,7 @@ def decoding() -> Table:
 def drafters() -> Table:
     found = read(f"{EARLIER}/drafters")["results"]
     greedy, warm = (found[temperature]["rows"] for temperature in ("0.0", "0.8"))
-    names = "ngram", "suffix", "recycling", "quantized int8", "first 12 layers"
+    names = "ngram", "suffix", "quantized int8", "first 12 layers"
     rows = [
         (
             name,

@@ -346,7 +346,6 @@ def test_drafters_by_name_and_trees(tiny_model: str, capsys: Capture) -> None:
     for drafter in (
         "none",
         "suffix",
-        "recycling",
         "early-exit:1",
         "early-exit",
         "quantized:int8",

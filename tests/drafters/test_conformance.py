@@ -23,7 +23,6 @@ from forerun.drafters import (
     NGram,
     Outcome,
     Quantized,
-    Recycling,
     Suffix,
     Turn,
 )
@@ -65,12 +64,11 @@ ON_TABLES: dict[str, Callable[[], Any]] = {
     "ngram from 1": lambda: NGram(min_n=1),
     "suffix": Suffix,
     "suffix, bold": lambda: Suffix(worth=0.01, max_nodes=60, max_match=3),
-    "recycling": Recycling,
     "model": lambda: Model(OTHER),
     "model, independent": lambda: Model(OTHER, children=Children.INDEPENDENT),
     "model, without replacement": lambda: Model(OTHER, children="without_replacement"),
     "model, warm": lambda: Model(OTHER, temperature=2.0),
-    "mixed": lambda: Mixed(Suffix(worth=0.01), Model(OTHER), Recycling(), clock=still),
+    "mixed": lambda: Mixed(Suffix(worth=0.01), Model(OTHER), NGram(min_n=1), clock=still),
     "forced": lambda: Forced(Model(OTHER)),
     "random": lambda: Random(7),
 }
@@ -81,9 +79,8 @@ VARIANTS |= {"forced"}
 without a grammar, which passes everything on."""
 
 ON_TRANSFORMERS: dict[str, Callable[[], Any]] = {
-    "recycling": Recycling,
     "model": lambda: Model(noisy_copy(llama(), 0.1)),
-    "mixed": lambda: Mixed(Recycling(), Model(WIDE), clock=still),
+    "mixed": lambda: Mixed(Suffix(), Model(WIDE), clock=still),
     "early exit": lambda: EarlyExit(1),
     "quantized": Quantized,
 }
@@ -102,8 +99,7 @@ def test_on_a_table(name: str) -> None:
     [
         pytest.param("model", marks=pytest.mark.slow),  # on a table by default
         pytest.param("early exit", marks=pytest.mark.slow),  # a `Model` of the first layers
-        pytest.param("recycling", marks=pytest.mark.slow),  # these two run on tables by default
-        pytest.param("mixed", marks=pytest.mark.slow),
+        pytest.param("mixed", marks=pytest.mark.slow),  # on tables by default
         pytest.param("quantized", marks=pytest.mark.slow),  # a `Model` of a copy that it makes
     ],
 )

@@ -12,7 +12,7 @@ from drafting import Quiet, TextTurn
 import forerun as fr
 from clocks import StillClock
 from forerun.base.errors import InputError
-from forerun.drafters import Guess, Mixed, Model, NGram, Outcome, Recycling, Suffix, Turn
+from forerun.drafters import Guess, Mixed, Model, NGram, Outcome, Suffix, Turn
 from forerun.drafters.base import Part, Prices
 from forerun.drafters.calibration import calibrated, worth_of
 from forerun.drafters.mixed import Bid, merge
@@ -185,7 +185,7 @@ def test_merging_by_hand() -> None:
     assert (one.nodes, other.nodes) == ({0: 0, 2: 1}, {0: 0, 1: 1, 3: 2})
 
 
-MAKERS: list[Callable[[], Any]] = [NGram, Suffix, Recycling, lambda: Model(COUNT)]
+MAKERS: list[Callable[[], Any]] = [NGram, Suffix, lambda: Model(COUNT)]
 
 
 @pytest.mark.parametrize("tree", [None, 10])
@@ -194,7 +194,7 @@ def test_real_drafters_together(tree: int | None) -> None:
     how: dict[str, Any] = {"max_new_tokens": 30, "sampling": fr.Sampling(seed=3)}
     prompts = [[1, 2], [3], [4, 5, 1, 2]]
     plain = fr.generate(table, prompts, drafter=None, **how)
-    drafter = Mixed(NGram(), Suffix(), Recycling(), Model(table))
+    drafter = Mixed(NGram(), Suffix(), Model(table))
     how |= {"drafter": drafter, "tree": tree, "draft_length": 5, "batch_size": 2}
     found = fr.generate(table, prompts, **how)
     assert [each.tokens for each in found] == [each.tokens for each in plain]

@@ -11,7 +11,7 @@ import pytest
 from mypy import api
 
 import forerun as fr
-from forerun.drafters import Mixed, Model, NGram, Recycling, Suffix, registry
+from forerun.drafters import Mixed, Model, NGram, Suffix, registry
 from forerun.generation.choosing import make_drafter
 from forerun.models import TableModel
 
@@ -54,14 +54,12 @@ def test_names() -> None:
     assert make_drafter("none", load) is None
     assert make_drafter("ngram", load) == NGram()
     assert make_drafter("suffix", load) == Suffix()
-    assert make_drafter("recycling", load) == Recycling()
     model = make_drafter("some/model", load)
     assert isinstance(model, Model)
     assert model.model is TABLE
-    both = make_drafter("suffix+some/model+recycling", load)
+    both = make_drafter("suffix+some/model", load)
     assert isinstance(both, Mixed)
     assert both.drafters[0] == Suffix()
-    assert both.num_successors == 8
     early = make_drafter("early-exit:3", load)
     assert early is not None
     assert early.name == "early-exit:3"

@@ -17,7 +17,7 @@ from tiny_models import Architecture
 import forerun as fr
 from clocks import StillClock
 from forerun import rules
-from forerun.drafters import EarlyExit, Mixed, Model, NGram, Quantized, Recycling, Suffix
+from forerun.drafters import EarlyExit, Mixed, Model, NGram, Quantized, Suffix
 from forerun.engine import schedule
 from forerun.engine.answer_options import AnswerOptions
 from forerun.engine.engine import Engine
@@ -36,11 +36,10 @@ DRAFTERS: dict[str, Callable[[], Any]] = {
     "none": lambda: None,
     "ngram": NGram,
     "suffix": Suffix,
-    "recycling": Recycling,
     "model": lambda: Model(noisy_copy(MODEL, 0.1)),
     "early exit": lambda: EarlyExit(1),
     "quantized": Quantized,
-    "mixed": lambda: Mixed(Suffix(), Recycling(), Model(noisy_copy(MODEL, 0.1))),
+    "mixed": lambda: Mixed(Suffix(), NGram(), Model(noisy_copy(MODEL, 0.1))),
 }
 MIXED = pytest.param("mixed", marks=pytest.mark.slow)
 """Three of the others; by default it is cut anywhere and goes on."""
@@ -357,7 +356,7 @@ def test_a_long_prompt_is_read_in_parts_beside_others(still_clock: StillClock) -
         assert request.output == plain(TARGET, [1, 2], seed, 100)
 
 
-@pytest.mark.parametrize("name", ["suffix", "recycling", "model", "early exit", MIXED])
+@pytest.mark.parametrize("name", ["suffix", "model", "early exit", MIXED])
 def test_drafters_follow_texts_that_are_read_in_parts(name: str) -> None:
     engine = engine_of(TARGET, DRAFTERS[name](), num_rows=2, slowdown=SLOWER)
     first = request_of(TARGET, [1, 2], 1, max_new_tokens=40)

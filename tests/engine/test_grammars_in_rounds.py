@@ -14,7 +14,7 @@ from reciting import Reciter, byte_tokenizer
 
 import forerun as fr
 from forerun import InputError, Sampling, Tree
-from forerun.drafters import Forced, Guess, Model, NGram, Recycling
+from forerun.drafters import Forced, Guess, Model, NGram, Suffix
 from forerun.generation import intake
 from forerun.grammars import Cursor
 from forerun.models import FunctionModel, TableModel
@@ -118,7 +118,7 @@ def test_the_mask_at_every_slot_is_that_of_its_path(
 
 DRAFTERS = {
     "ngram": NGram(min_n=1),
-    "recycling": Recycling(),
+    "suffix": Suffix(),
     "model": Model(OTHER),
     "equal": Model(WRITER),
     "random": Random(SIZE),

@@ -19,7 +19,7 @@ from test_joint_law import (
 )
 
 from forerun import Sampling, Tree
-from forerun.drafters import Guess, Model, NGram, Recycling, Suffix, Turn
+from forerun.drafters import Guess, Model, NGram, Suffix, Turn
 from forerun.models import TableModel
 from forerun.trees.sibling_laws import Children
 
@@ -84,7 +84,7 @@ def test_every_kind_of_option(law_of: Any, rule: str, index: int) -> None:
 
 @pytest.mark.parametrize("rule", [*RULES, "match"])
 @pytest.mark.parametrize(
-    "drafter", [NGram(min_n=1), Suffix(worth=0.01), Recycling()], ids=lambda each: each.name
+    "drafter", [NGram(min_n=1), Suffix(worth=0.01)], ids=lambda each: each.name
 )
 def test_point_drafters(law_of: Any, rule: str, drafter: Any) -> None:
     """Their trees are functions of the text, so a rule may take each child as a point mass."""

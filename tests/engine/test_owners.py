@@ -12,7 +12,7 @@ from tiny_models import Architecture
 import forerun as fr
 from clocks import StillClock
 from forerun import rules
-from forerun.drafters import Forced, Mixed, Model, Recycling, Suffix
+from forerun.drafters import Forced, Mixed, Model, NGram, Suffix
 from forerun.drafters.owners import MOST_OWNERS, ByOwner
 from forerun.drafters.passing_on import PassingOn
 from forerun.engine.answer_options import AnswerOptions
@@ -26,10 +26,9 @@ MODEL = Architecture("llama", "crop", {"max_position_embeddings": 512}).build()
 TARGET = fr.wrap(MODEL)
 DRAFTERS: dict[str, Callable[[], Any]] = {
     "suffix": Suffix,
-    "recycling": Recycling,
-    "mixed": lambda: Mixed(Suffix(), Recycling()),
+    "mixed": lambda: Mixed(Suffix(), NGram()),
     "forced": lambda: Forced(Suffix()),
-    "passing on": lambda: PassingOn(Recycling()),
+    "passing on": lambda: PassingOn(Suffix()),
 }
 pytestmark = pytest.mark.usefixtures("still_clock")
 
@@ -93,7 +92,7 @@ def test_owners_in_one_batch(name: str) -> None:
 
 @pytest.mark.parametrize(
     "make",
-    [lambda: Suffix(remember=True), lambda: Mixed(Suffix(remember=True), Recycling())],
+    [lambda: Suffix(remember=True), lambda: Mixed(Suffix(remember=True), NGram())],
     ids=["suffix", "mixed"],
 )
 def test_what_is_left_for_the_next_engine_is_kept_apart(make: Callable[[], Any]) -> None:

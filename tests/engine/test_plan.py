@@ -14,7 +14,7 @@ from drafting import tiny_pair
 import forerun as fr
 from forerun import rules
 from forerun.base.clock import ErraticClock, timed_by
-from forerun.drafters import Drafter, Model, NGram, Recycling, Suffix
+from forerun.drafters import Drafter, Model, NGram, Suffix
 from forerun.engine.answer_options import AnswerOptions
 from forerun.engine.drafting import Drafting
 from forerun.engine.engine import Engine
@@ -105,7 +105,6 @@ def follow(model: Any, rounds: Sequence[Round], drafter: Drafter, rule: str) -> 
         (near_target, "siblings", Tree.of_branching((2, 1))),
         (lambda: NGram(min_n=1), "match", None),
         pytest.param(Suffix, "match", 8, marks=pytest.mark.slow),
-        pytest.param(Recycling, "match", None, marks=pytest.mark.slow),
     ],
 )
 def test_two_executors_of_one_plan_decide_alike(

@@ -13,7 +13,7 @@ from drafting import noisy_copy
 from tiny_models import Architecture
 
 import forerun as fr
-from forerun.drafters import EarlyExit, Mixed, Model, NGram, Quantized, Recycling, Suffix
+from forerun.drafters import EarlyExit, Mixed, Model, NGram, Quantized, Suffix
 from forerun.engine.steering.draft_planning import POLICIES, policy_key
 from forerun.models import TableModel
 from forerun.models.handover import Shelf
@@ -23,11 +23,10 @@ TARGET = fr.wrap(MODEL)
 DRAFTERS: dict[str, Callable[[], Any]] = {
     "ngram": NGram,
     "suffix": lambda: Suffix(remember=True),
-    "recycling": Recycling,
     "model": lambda: Model(noisy_copy(MODEL, 0.1)),
     "early exit": lambda: EarlyExit(1),
     "quantized": Quantized,
-    "mixed": lambda: Mixed(Suffix(remember=True), Recycling(), Model(noisy_copy(MODEL, 0.1))),
+    "mixed": lambda: Mixed(Suffix(remember=True), NGram(), Model(noisy_copy(MODEL, 0.1))),
 }
 SLOW = ("quantized", "mixed")
 """One is a `Model` when it has made its copy; the other runs by default with a tree."""

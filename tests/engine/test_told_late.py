@@ -25,7 +25,6 @@ from forerun.drafters import (
     NGram,
     Outcome,
     Quantized,
-    Recycling,
     Suffix,
     Turn,
 )  # fmt: skip
@@ -78,7 +77,6 @@ def small_heads(folder: Path) -> Any:
 MAKERS: dict[str, Callable[[Path], Any]] = {
     "ngram": lambda _: NGram(),
     "suffix": lambda _: Suffix(),
-    "recycling": lambda _: Recycling(),
     "model": lambda _: Model(noisy_copy(MODEL, 0.1)),
     "early exit": lambda _: EarlyExit(1),
     "quantized": lambda _: Quantized(),
@@ -90,7 +88,7 @@ MAKERS: dict[str, Callable[[Path], Any]] = {
 @pytest.mark.parametrize(
     "name",
     [
-        pytest.param(name, marks=pytest.mark.slow if name in ("recycling", "quantized") else ())
+        pytest.param(name, marks=pytest.mark.slow if name == "quantized" else ())
         for name in MAKERS  # one lookup and one model more
     ],
 )

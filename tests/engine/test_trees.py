@@ -15,7 +15,7 @@ from tiny_models import Architecture
 
 import forerun as fr
 from forerun import InputError, Sampling, Tree, UnsupportedError
-from forerun.drafters import Guess, Model, NGram, Recycling, Suffix, Turn
+from forerun.drafters import Guess, Model, NGram, Suffix, Turn
 from forerun.engine.proposal import Proposal, worthwhile
 from forerun.models import TableModel
 from forerun.rules import Match
@@ -63,7 +63,7 @@ def test_the_text_is_that_of_plain_decoding(options: dict[str, Any], tree: int |
     plain = fr.generate(TABLE, PROMPTS, drafter=None, **how)
     for drafter, batch_size in (
         (remembering(plain, 6), 3), (Model(OTHER), 1), (Model(OTHER), 3), (Model(TABLE), 3),
-        (NGram(min_n=1), 1), (Suffix(), 3), (Recycling(), 3),
+        (NGram(min_n=1), 1), (Suffix(), 3),
     ):  # fmt: skip
         found = fr.generate(
             TABLE, PROMPTS, drafter=drafter, tree=tree, draft_length=4, batch_size=batch_size,
@@ -108,7 +108,7 @@ def test_transformers_models(kind: str) -> None:
     for sampling in (Sampling(temperature=0.0), Sampling(seed=5, temperature=0.9)):
         how: dict[str, Any] = {"sampling": sampling, "max_new_tokens": 24}
         plain = fr.generate(target, PROMPTS, drafter=None, **how)
-        for each in (drafter, remembering(plain, target.vocab_size), Recycling()):
+        for each in (drafter, remembering(plain, target.vocab_size)):
             found = fr.generate(target, PROMPTS, drafter=each, tree=10, draft_length=4, **how)
             assert shown(found) == shown(plain)
             assert all(answer.stats.notes == [] for answer in found)

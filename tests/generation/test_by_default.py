@@ -56,7 +56,7 @@ def test_it_serves_every_rule(rule: str, tree: fr.Tree | None) -> None:
 
 def test_a_name_of_the_command_line_is_a_drafter() -> None:
     plain = fr.generate(TABLE, PROMPT, drafter=None, max_new_tokens=30)
-    for name in ("ngram", "suffix+recycling"):
+    for name in ("ngram", "suffix+ngram"):
         found = fr.generate(TABLE, PROMPT, drafter=name, draft_length=3, max_new_tokens=30)
         assert found.tokens == plain.tokens
         assert found.stats.accepted > 0

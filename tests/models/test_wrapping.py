@@ -64,7 +64,7 @@ def test_the_second_call_tries_nothing_out() -> None:
 
 def test_trees_are_tried_out_once_and_where_they_are_asked_for() -> None:
     model = tiny()
-    drafter = fr.drafters.Recycling()
+    drafter = fr.drafters.NGram(min_n=1)
     with counted(model) as count:
         passes_of(model, count)
         assert fr.wrap(model).findings.scores_trees is None

@@ -10,7 +10,6 @@ from forerun.drafters.mixed import Mixed
 from forerun.drafters.model import Model
 from forerun.drafters.ngram import NGram
 from forerun.drafters.quantized import Quantized
-from forerun.drafters.recycling import Recycling
 from forerun.drafters.suffix import Suffix
 from forerun.drafters.through_text import ThroughText
 
@@ -27,7 +26,6 @@ __all__ = [
     "NGram",
     "Outcome",
     "Quantized",
-    "Recycling",
     "Suffix",
     "ThroughText",
     "Turn",

@@ -97,9 +97,6 @@ class Outcome:
     num_accepted: int
     tokens: Sequence[int] = ()  # added to the text; none while a long prompt is being read
     path: Sequence[int] = ()  # the accepted nodes, in order, numbered as in the guess
-    successors: Sequence[tuple[int, Sequence[int]]] = ()
-    """Each scored token with the target's likeliest tokens after it, best first; only for a
-    drafter with an attribute `num_successors` above 0, and so many of them."""
     num_scored: int | None = None  # tokens of the guess that were scored; the engine may leave out
     # those that are not worth their place.  None: all of them
     states: Any = None
@@ -115,7 +112,6 @@ class Drafter(Protocol):
 
     A round that wants no guesses calls neither: the drafter may be told of several such rounds
     together, as one outcome without a guess, before it is next asked or the request is released.
-    One that asks for successors is told of every round.
 
     A drafter that reads the target's hidden states has an attribute `layers`, at the latest once it
     has started: each outcome then holds the states after so many layers (0: the embedding), side

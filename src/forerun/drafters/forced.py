@@ -46,10 +46,6 @@ class Forced:
         return "forced" if self.inner is None else self.inner
 
     @property
-    def num_successors(self) -> int:
-        return getattr(self.inner, "num_successors", 0)
-
-    @property
     def layers(self) -> tuple[int, ...]:
         return layers_of(self.inner)
 

@@ -71,7 +71,6 @@ class Mixed:
         made = [_made(drafter) for drafter in drafters]
         self.drafters = list(made)
         self.clock = clock
-        self.num_successors: int = max(getattr(drafter, "num_successors", 0) for drafter in made)
         self._unknown = Prices((), [Part(who) for who in range(len(made))])
 
     @property

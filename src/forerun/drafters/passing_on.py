@@ -21,11 +21,6 @@ class PassingOn:
         return self.inner.name
 
     @property
-    def num_successors(self) -> int:
-        """The number of successors it is told of each scored token."""
-        return getattr(self.inner, "num_successors", 0)
-
-    @property
     def layers(self) -> tuple[int, ...]:
         """The target's layers whose hidden states it reads."""
         return layers_of(self.inner)

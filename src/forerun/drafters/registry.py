@@ -15,7 +15,6 @@ from forerun.base.errors import ForerunError, InputError, explain, meant
 from forerun.drafters.base import Drafter
 from forerun.drafters.model import Model
 from forerun.drafters.ngram import NGram
-from forerun.drafters.recycling import Recycling
 from forerun.drafters.suffix import Suffix
 from forerun.drafters.verbs import check_verbs
 from forerun.models.adapter import as_model
@@ -73,7 +72,6 @@ def medusa(source: str = "") -> Drafter:
 FACTORIES: dict[str, Factory] = {
     "ngram": NGram,
     "suffix": Suffix,
-    "recycling": Recycling,
     "early-exit": early_exit,
     "quantized": quantized,
     "heads": heads,
@@ -82,7 +80,7 @@ FACTORIES: dict[str, Factory] = {
 }
 """Those that come with Forerun."""
 
-WITHOUT_ARGUMENT = {"ngram": "NGram(max_n=3)", "suffix": "Suffix()", "recycling": "Recycling()"}
+WITHOUT_ARGUMENT = {"ngram": "NGram(max_n=3)", "suffix": "Suffix()"}
 """Those that take nothing after a colon, and how they are made in Python."""
 
 

@@ -55,7 +55,7 @@ class Untold:
     def outcome(self, row: int) -> Outcome:
         """All of these rounds as one."""
         states = joined(self.states) if self.states else None
-        return Outcome(row, 0, self.tokens, (), (), 0, states, self.num_processed)
+        return Outcome(row, 0, self.tokens, (), 0, states, self.num_processed)
 
 
 class Drafting:
@@ -65,7 +65,6 @@ class Drafting:
         self.drafter = drafter
         self.target = target
         self.rule = rule
-        self.num_successors: int = getattr(drafter, "num_successors", 0)
         self.layers: tuple[int, ...] = ()  # whose hidden states it is told, once it has started
         self.abandoned: set[int] = set()  # rows that are done without until they are released
         self.note: str | None = None  # why there are no drafts any more
@@ -189,7 +188,7 @@ class Drafting:
 
     def can_wait(self, plan: RoundPlan) -> bool:
         """Whether news of a round can wait, because the drafter was asked for nothing in it."""
-        return not plan.drafts.asked and not self.num_successors
+        return not plan.drafts.asked
 
     def postpone(
         self,

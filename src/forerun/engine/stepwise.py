@@ -16,7 +16,6 @@ import numpy as np
 from forerun.base.arrays import HostArray, to_numpy
 from forerun.base.clock import working
 from forerun.drafters.base import Outcome
-from forerun.drafters.likeliest import likeliest
 from forerun.engine.drafting import Drafting
 from forerun.engine.laws import DraftLaws, TargetLaws
 from forerun.engine.match_on_host import TargetNoise, walk
@@ -125,20 +124,18 @@ class Stepwise:
         outcomes: list[Outcome] = []
         for index, (span, count) in enumerate(zip(plan.answering, counts, strict=True)):
             path, draft = decision.paths[index], decision.drafts[index]
-            scored = [span.request.tokens[span.end - 1], *draft.tokens]
             outcomes.append(
                 Outcome(
                     span.row,
                     len(path),
                     decision.tokens(index)[:count],
                     draft.in_guess(path),
-                    self._successors(scored, decision.laws, index),
                     len(draft.tokens),
                     *self._processed(span.row),
                 )
             )
         return outcomes + [
-            Outcome(span.row, 0, (), (), (), 0, *self._processed(span.row)) for span in plan.reading
+            Outcome(span.row, 0, (), (), 0, *self._processed(span.row)) for span in plan.reading
         ]
 
     def _processed(self, row: int) -> tuple[Any, int]:
@@ -202,16 +199,6 @@ class Stepwise:
         return TargetNoise(
             XP, self._key, positions, drawn=self._noise_drawn, row_race=self._row_race
         )
-
-    def _successors(
-        self, tokens: Sequence[int], laws: TargetLaws, index: int
-    ) -> Sequence[tuple[int, Sequence[int]]]:
-        """Scored tokens and the likeliest ones after each, for a drafter that learns from them;
-        logits may have to come from a device, so they are not read for others."""
-        if not self._drafting.num_successors:
-            return ()
-        best = likeliest(laws.logits[index][: len(tokens)], self._drafting.num_successors)
-        return list(zip(tokens, best.tolist(), strict=True))
 
 
 def _kept(num_fed: int, path: Sequence[int], draft: Proposal) -> Kept:

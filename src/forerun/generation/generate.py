@@ -72,7 +72,7 @@ def generate(
     drafter: what guesses ahead.  "auto" is the trained drafter that fits the target (the shipped
         one, or one in the folder "drafter" inside the model's folder) with suffix lookup, or suffix
         lookup alone.  Names of the command line are taken too: "ngram", "heads:folder", a model's
-        name, "suffix+recycling".  A model drafts as `forerun.drafters.Model` of it, which is worth
+        name, "heads+suffix".  A model drafts as `forerun.drafters.Model` of it, which is worth
         keeping for many calls.  None is plain decoding through the same loop.
     draft_length: how many guesses may follow one another; 0 is none at all, and "auto" chooses
         anew in every round what pays on this machine, which never changes the text under `match`.

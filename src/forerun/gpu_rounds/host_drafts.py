@@ -129,7 +129,7 @@ class HostDrafts(Captured):
             path, draft = decision.paths[index], decision.drafts[index]
             tokens = decision.tokens(index)[:count]
             outcomes.append(
-                Outcome(span.row, len(path), tokens, draft.in_guess(path), (), len(draft.tokens))
+                Outcome(span.row, len(path), tokens, draft.in_guess(path), len(draft.tokens))
             )
         outcomes += [Outcome(span.row, 0, num_scored=0) for span in plan.reading]
         spans = [*plan.answering, *plan.reading]

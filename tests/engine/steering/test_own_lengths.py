@@ -12,7 +12,7 @@ from tiny_models import Architecture
 
 import forerun as fr
 from forerun import rules
-from forerun.drafters import Mixed, Model, NGram, Recycling, Suffix
+from forerun.drafters import Mixed, Model, NGram, Suffix
 from forerun.engine.answer_options import AnswerOptions
 from forerun.engine.engine import Engine
 from forerun.engine.request import Request
@@ -26,9 +26,8 @@ LIMITS = (0, 1, 3, None, "auto")
 DRAFTERS: dict[str, Callable[[], Any]] = {
     "ngram": lambda: NGram(min_n=1),
     "suffix": Suffix,
-    "recycling": Recycling,
     "model": lambda: Model(noisy_copy(MODEL, 0.1)),
-    "mixed": lambda: Mixed(Recycling(), Model(noisy_copy(MODEL, 0.1))),
+    "mixed": lambda: Mixed(Suffix(), Model(noisy_copy(MODEL, 0.1))),
 }
 
 

@@ -24,7 +24,7 @@ GENERATE_EXAMPLES = """examples:
   git diff | forerun generate --system "Write a commit message for this diff."
   forerun generate "Tell me a story." --temperature 0.8 --top-p 0.95 --seed 7
   forerun generate Qwen/Qwen3-8B "Explain KV caches." --drafter Qwen/Qwen3-0.6B
-  forerun generate "Name ten rivers." --drafter suffix+recycling --tree 16
+  forerun generate "Name ten rivers." --drafter heads+suffix --tree 16
   forerun generate "Name ten rivers." --tree 3,1,1 --rule traversal --temperature 0.8
   forerun generate "def fibonacci(n):" --raw --stop "def " --drafter none
   forerun generate --prompts questions.jsonl --json > answers.jsonl
