@@ -83,7 +83,7 @@ def main() -> None:
     about: dict[str, Any] = {"model": lean.name, "seconds_to_start": time.perf_counter() - began}
     about["model"] = Path(about["model"]).name if gguf and options.target != NAME else lean.name
     tokens = lean.tokenizer.encode(TEXT)
-    sizes, contexts = ((1, 8), ()) if options.brief else (SIZES, CONTEXTS)
+    sizes, contexts = ((1, 2, 4, 8), ()) if options.brief else (SIZES, CONTEXTS)
     contenders = {"lean": runs_of(lean, tokens, sizes, contexts)}
     if not options.brief:
         if DOT_PRODUCTS:

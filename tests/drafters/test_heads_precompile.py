@@ -264,9 +264,8 @@ def test_the_default_model_has_its_drafter_compiled_beside_it(
     monkeypatch.setattr(compiler, "begin", lambda: events.append("begin"))
     loading = sys.modules["forerun.loading.load"]
     monkeypatch.setattr(loading, "local_copy", lambda _: tmp_path)
-    for reading in ("from_gguf", "recall"):
+    for reading in ("_read", "check_folder"):
         monkeypatch.setattr(loading, reading, stop)
-    monkeypatch.setattr(loading, "check_folder", stop)
     with pytest.raises(InterruptedError):
         load(name, **{"device": "cpu", **options})
     assert events == ["begin"] * begins

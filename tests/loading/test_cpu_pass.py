@@ -150,7 +150,8 @@ def test_a_numba_that_cannot_be_imported_is_named(
     saved: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     """As when NumPy is newer than the Numba beside it."""
-    forget(monkeypatch, "forerun.lean", "forerun.loading.cpu_pass", "numba")
+    ours = "forerun.lean", "forerun.loading.cpu_pass", "forerun.loading.from_files"
+    forget(monkeypatch, *ours, "numba")
     (tmp_path / "numba.py").write_text("raise ImportError('Numba needs NumPy 2.3 or less')")
     monkeypatch.syspath_prepend(str(tmp_path))
     with pytest.warns(UserWarning, match=r"needs NumPy 2\.3 or less"):

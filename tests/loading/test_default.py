@@ -63,11 +63,11 @@ def test_both_ways_to_load_it_read_the_file(source: Path, monkeypatch: pytest.Mo
     class FoundError(Exception):
         pass
 
-    def from_gguf(file: Path, name: str) -> Any:
-        asked.append((file, name))
+    def read(found: Any, name: str, **_: Any) -> Any:
+        asked.append((found.place, name))
         raise FoundError
 
-    monkeypatch.setattr(sys.modules["forerun.loading.load"], "from_gguf", from_gguf)
+    monkeypatch.setattr(sys.modules["forerun.loading.load"], "_read", read)
     for ask in (default_model, lambda device: fr.load(NAME, device)):
         with pytest.raises(FoundError):
             ask(device="cpu")

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 from forerun.base.errors import InputError, explain
 from forerun.loading.bundled import NAME, PACKAGES, packaged_weights
-from forerun.loading.cache import MOST_BYTES, cache_folder, why_not_cached
+from forerun.loading.cache import cache_folder, why_not_cached
 from forerun.measure.machine import this_machine
 
 TITLES = "|".join(re.escape(package.title) for package in PACKAGES.values())
@@ -115,9 +115,7 @@ def report() -> dict[str, Any]:
         "extras": {name: _extra(name) for name in EXTRAS},
         "passes": _passes(has_gpu=bool(devices)),
         "default model": {NAME: _default_model()},
-        "caches": {name: _size(cache) for name, cache in _caches().items()}
-        | {"largest kept model": f"{MOST_BYTES / 1e9:.0f} GB when packed; GGUF files need no copy"}
-        | _trouble(),
+        "caches": {name: _size(cache) for name, cache in _caches().items()} | _trouble(),
     }
 
 

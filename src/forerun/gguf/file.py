@@ -49,6 +49,11 @@ class Tensor(NamedTuple):
     begin: int  # byte
 
     @property
+    def type(self) -> str:
+        """The name of its kind."""
+        return str(self.kind.name)
+
+    @property
     def num_bytes(self) -> int:
         """The size of the tensor in its quantised form."""
         block, size = GGML_QUANT_SIZES[self.kind]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -40,7 +40,6 @@ GEMMA_NAMES = {
     "ffn_norm": "pre_feedforward_layernorm",
     "post_ffw_norm": "post_feedforward_layernorm",
 }
-LAYERS = "model.layers."  # and the number: how names of a layer's tensors begin
 TABLES = ("rope_freqs.weight",)  # tensors that the configuration has read already
 
 
@@ -78,56 +77,10 @@ class GgufModel(NamedTuple):
             return pairs.swapaxes(1, 2).reshape(values.shape)
         return values
 
-    def with_small_weights(self) -> Any:
-        """The skeleton with norms, biases and rotary tables in memory."""
-        return self._filled(name for name, tensor in self.tensors.items() if len(tensor.shape) == 1)
-
-    def with_weights(self) -> Any:
-        """The skeleton with everything in memory."""
-        model = self._filled(self.tensors)
-        model.tie_weights()
-        embedding = model.get_input_embeddings()
-        if architecture(self.file) == "gemma3":  # a number that files do not have
-            embedding.embed_scale = torch.tensor(embedding.scalar_embed_scale)
-        return model
-
-    def cut(self, layers: Sequence[int], num_words: int) -> GgufModel:
-        """The model of some layers and of the first words of the vocabulary."""
-        told = self.config.to_dict() | {"num_hidden_layers": len(layers), "vocab_size": num_words}
-        if told.get("layer_types"):
-            told["layer_types"] = [told["layer_types"][number] for number in layers]
-        told |= {f"{role}_token_id": None for role in ("bos", "eos", "pad")}
-        config = type(self.config).from_dict(told)
-        tensors: dict[str, Tensor] = {}
-        for name, tensor in self.tensors.items():
-            number, rest = layer_of(name)
-            if number is None:
-                shape = (num_words, *tensor.shape[1:]) if len(tensor.shape) == 2 else tensor.shape
-                tensors[name] = tensor._replace(shape=shape)
-            elif number in layers:
-                tensors[f"{LAYERS}{layers.index(number)}.{rest}"] = tensor
+    def of(self, config: Any, tensors: dict[str, Tensor]) -> GgufModel:
+        """The model with another configuration, and the tensors that belong to it."""
         skeleton = _skeleton(self.file, config, tensors)
         return self._replace(config=config, tensors=tensors, skeleton=skeleton)
-
-    def _filled(self, names: Iterable[str]) -> Any:
-        """The skeleton with these weights and the rotary tables in memory."""
-        model = self.skeleton
-        for name in names:
-            owner = model.get_submodule(name.rpartition(".")[0])
-            values = torch.from_numpy(np.array(self.values(name)))
-            setattr(owner, name.rpartition(".")[2], torch.nn.Parameter(values, requires_grad=False))
-        rotary = model.model.rotary_emb
-        model.model.rotary_emb = type(rotary)(config=self.config)
-        return model.eval()
-
-
-def layer_of(name: str) -> tuple[int | None, str]:
-    """The layer of a tensor and its name inside, by its name in transformers; None for those
-    outside of layers."""
-    if not name.startswith(LAYERS):
-        return None, name
-    number, _, rest = name.removeprefix(LAYERS).partition(".")
-    return int(number), rest
 
 
 def read_model(source: Path) -> GgufModel:
@@ -178,7 +131,7 @@ def _name(file: GgufFile, name: str) -> str:
     names = GEMMA_NAMES if architecture(file) == "gemma3" else NAMES
     place, rest = "", name
     if layer := LAYER.fullmatch(name):
-        place, rest = f"{LAYERS}{layer[1]}.", layer[2]
+        place, rest = f"model.layers.{layer[1]}.", layer[2]
     part, _, kind = rest.rpartition(".")
     return f"{place}{names[part]}.{kind}" if part in names else name
 

@@ -6,15 +6,17 @@ Nothing large is kept, then: the files are enough.  What little else the pass ne
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import pairwise
 from typing import NamedTuple
 
 import numpy as np
 
 from forerun.lean.blocks import Raw
-from forerun.lean.joining import Part, join
+from forerun.lean.joining import Part, damaged, join, values_of
 from forerun.lean.linear import Floats, Matrices
 from forerun.lean.packed import Packed, Rows
+from forerun.lean.storage import rounded
 
 EMBEDDING = "model.embed_tokens.weight"
 
@@ -35,20 +37,36 @@ def no_matrices(biases: Floats) -> Matrices:
     return Matrices(np.empty(0, np.uint8), biases, none, none, none, none != 0, none, None, None)
 
 
-def with_weights(about: Description, raws: Mapping[str, Raw]) -> Packed:
+def with_weights(
+    about: Description, raws: Mapping[str, Raw], *, is_rounded: bool = False
+) -> Packed:
     """The whole model.  raws: the weights by their names in transformers.
 
-    Raises InputError for weights that are not finite, or a file that is too short.
+    is_rounded: linear weights are rounded to 8 bits.  Raises InputError for weights that are not
+    finite, or a file that is too short.
     """
     weights, embedding = about.packed.weights, raws[EMBEDDING]
-    biases, parts, at = weights.matrices.biases, [], 0
-    for names, takes_turns in about.layers:
-        pieces = [raws.get(name, embedding) for name in names]  # a head may be the embedding
-        own = []
-        for piece in pieces:
-            own.append(biases[at : at + piece.shape[0]])
-            at += piece.shape[0]
-        parts.append(Part(pieces, own, takes_turns))
     rows = Rows(embedding.type, embedding.read(0, embedding.shape[0]))
-    whole = weights._replace(matrices=join(parts))
-    return about.packed._replace(weights=whole, rows=rows)
+    names = {name for layer, _ in about.layers for name in layer}
+    if names <= raws.keys() and not rows.are_finite():  # else the head is the embedding
+        raise damaged(embedding)
+    matrices = join(_parts(about, raws, is_rounded))
+    facts = about.packed.facts._replace(is_rounded=is_rounded)
+    return about.packed._replace(
+        weights=weights._replace(matrices=matrices), facts=facts, rows=rows
+    )
+
+
+def _parts(about: Description, raws: Mapping[str, Raw], is_rounded: bool) -> Iterator[Part]:
+    """The matrices of a pass, one after the other; a head that has no weights is the embedding."""
+    biases, at = about.packed.weights.matrices.biases, 0
+    for names, takes_turns in about.layers:
+        pieces = [raws.get(name, raws[EMBEDDING]) for name in names]
+        ends = np.cumsum([at, *(piece.shape[0] for piece in pieces)]).tolist()
+        own = [biases[begin:end] for begin, end in pairwise(ends)]
+        at = ends[-1]
+        yield Part(list(map(_rounded, pieces)) if is_rounded else pieces, own, takes_turns)
+
+
+def _rounded(piece: Raw) -> Floats:
+    return rounded(values_of(piece))

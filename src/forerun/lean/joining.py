@@ -97,14 +97,14 @@ def _cut_at_panels(part: Part) -> Part:
     """The part, as one piece if that is needed to fill its panels."""
     if part.takes_turns or not any(piece.shape[0] % LANES for piece in part.pieces[:-1]):
         return part
-    whole = np.concatenate([_values(piece) for piece in part.pieces])
+    whole = np.concatenate([values_of(piece) for piece in part.pieces])
     return Part([whole], [np.concatenate(part.biases)])
 
 
 def _lots(piece: Floats | Raw, panels: NDArray[np.int64]) -> Iterator[_Lot]:
     """What is to be written into the panels of a piece, which have these numbers."""
     if not isinstance(piece, Raw) or piece.format is None:
-        stored = store(_values(piece))
+        stored = store(values_of(piece))
         yield _Lot(stored.format, panels, [_copier(stored.panels)])
         return
     step = len(panels) if piece.heads else max(1, PIECE // (LANES * piece.row_bytes))
@@ -112,7 +112,8 @@ def _lots(piece: Floats | Raw, panels: NDArray[np.int64]) -> Iterator[_Lot]:
         yield _Lot(piece.format, panels[begin : begin + step], [_writer(piece, begin * LANES)])
 
 
-def _values(piece: Floats | Raw) -> Floats:
+def values_of(piece: Floats | Raw) -> Floats:
+    """A matrix as float32; InputError if the numbers of a file are not all finite."""
     if not isinstance(piece, Raw):
         return piece
     values = piece.values(0, piece.shape[0])

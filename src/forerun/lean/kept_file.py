@@ -56,11 +56,10 @@ def write(file: Path, tree: Any) -> None:
         raise
 
 
-def read(file: Path, kind: type[Tree], mapped: frozenset[str] = frozenset()) -> Tree:
+def read(file: Path, kind: type[Tree]) -> Tree:
     """Read a named tuple of the class `kind`.
 
-    mapped: names of arrays to map, because little of them is read; the others are copied into
-    memory.  Raises OSError, ValueError or LookupError if the file is missing, damaged or different.
+    Raises OSError, ValueError or LookupError if the file is missing, damaged or different.
     """
     with file.open("rb") as stream:
         if stream.readline() != MAGIC:
@@ -74,13 +73,9 @@ def read(file: Path, kind: type[Tree], mapped: frozenset[str] = frozenset()) -> 
             raise ValueError(f"{file} is cut short")
         named = dict(head["values"])
         for name, (dtype, shape, offset, total) in head["arrays"].items():
-            if name in mapped:  # "c": our own copy of a page that is written to
-                table = np.memmap(stream, dtype, "c", begin + offset, tuple(shape))
-                array = table.view(np.ndarray)
-            else:
-                array = np.empty(shape, dtype)
-                stream.seek(begin + offset)
-                stream.readinto(array.reshape(-1).view(np.uint8).data)
+            array = np.empty(shape, dtype)
+            stream.seek(begin + offset)
+            stream.readinto(array.reshape(-1).view(np.uint8).data)
             if checksum(array) != total:
                 raise ValueError(f"{file} is damaged: {name}")
             named[name] = array if shape else array[()]

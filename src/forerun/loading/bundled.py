@@ -64,27 +64,28 @@ def local_copy(name: str) -> Path | None:
     folder = cache_folder() / f"{package.title}-{VERSION}"
     if _is_whole(folder):
         return folder
-    parts = packaged_parts(name)
-    if not parts and _is_unlisted(folder):  # there is nothing to make it anew from
+    file = gguf_file(name)
+    if file is None and _is_unlisted(folder):  # there is nothing to make it anew from
         return folder
-    if not parts and name == NAME:  # the hub has it too
+    if file is None and name == NAME:  # the hub has it too
         return None
-    if not parts:
+    if file is None:
         wrong = f"The model {name} comes from packages that are not installed."
         received = f"no {', '.join(package.modules)}"
         cure = f"Install them with: {package.install}"
         raise MissingExtraError(explain(wrong, received, cure))
-    _convert_once(parts, folder, package.title)
+    _convert_once(file, folder, package.title)
     return folder
 
 
 def gguf_file(name: str) -> Path | None:
-    """The GGUF file that a name means: a path, or the one of an installed package."""
+    """The GGUF file that a name means: a path, or the one of an installed package, whose parts are
+    joined once in the cache."""
     path = at_home(name)
     if is_gguf(path):
         return path
     parts = packaged_parts(name) if name in PACKAGES and not Path(name).is_dir() else []
-    return parts[0] if len(parts) == 1 else None
+    return _joined(parts, PACKAGES[name].title) if len(parts) > 1 else next(iter(parts), None)
 
 
 def packaged_weights() -> Path | None:
@@ -121,11 +122,11 @@ def _copy_of_file(source: Path) -> Path:
     beginning_of_name = os.fsencode(source.stem)[:LONGEST].decode(errors="ignore")
     folder = cache_folder() / f"{beginning_of_name}-{key[:16]}-{VERSION}"
     if not _is_whole(folder):
-        _convert_once([paths[0]], folder, source.stem)
+        _convert_once(paths[0], folder, source.stem)
     return folder
 
 
-def _convert_once(parts: Sequence[Path], folder: Path, title: str) -> None:
+def _convert_once(source: Path, folder: Path, title: str) -> None:
     """Convert into a temporary folder and rename it, so the final folder is always complete.
 
     If two processes convert at once, the slower one discards its result.  A copy that is damaged,
@@ -151,16 +152,12 @@ def _convert_once(parts: Sequence[Path], folder: Path, title: str) -> None:
         with TemporaryDirectory(prefix=f"{folder.name}.", dir=folder.parent) as unfinished:
             made = Path(unfinished, "model")
             made.mkdir()
-            convert(_joined(parts, Path(unfinished)), made, title)
+            convert(source, made, title)
             close_to_others(made)
             write_list(made)
             if folder.is_dir() and not _is_whole(folder):
                 folder.rename(Path(unfinished, "replaced"))
-            try:
-                made.rename(folder)
-            except OSError:
-                if not folder.is_dir():
-                    raise
+            _put(made, folder)
     except (OSError, SafetensorError) as error:
         if _is_unlisted(folder):
             return
@@ -179,16 +176,38 @@ def _is_unlisted(folder: Path) -> bool:
     return is_ours(folder) and copy.is_unlisted(folder)
 
 
-def _joined(parts: Sequence[Path], folder: Path) -> Path:
-    """One file of several, in a temporary folder; a single file stays where it is."""
-    if len(parts) == 1:
-        return parts[0]
+def _joined(parts: Sequence[Path], title: str) -> Path:
+    """One file in the cache, made of several parts."""
+    folder = cache_folder() / f"{title}-{key_of(parts)[:16]}-{VERSION}"
     whole = folder / "whole.gguf"
-    with whole.open("wb") as out:
-        for part in parts:
-            with part.open("rb") as file:
-                shutil.copyfileobj(file, out, COPIED)
+    if is_ours(whole):
+        return whole
+    try:
+        make_in_cache(folder.parent)
+        _remove_stale(folder)
+        with TemporaryDirectory(prefix=f"{folder.name}.", dir=folder.parent) as unfinished:
+            made = Path(unfinished, "model")
+            made.mkdir()
+            with (made / whole.name).open("wb") as out:
+                for part in parts:
+                    with part.open("rb") as file:
+                        shutil.copyfileobj(file, out, COPIED)
+            close_to_others(made)
+            _put(made, folder)
+    except OSError as error:
+        cure = "Set FORERUN_CACHE to a folder on a disk with room that you may write to."
+        wrong = f"The parts of {title} cannot be joined ({error})."
+        raise InputError(explain(wrong, repr(str(whole)), cure)) from error
     return whole
+
+
+def _put(made: Path, folder: Path) -> None:
+    """Give a folder that is complete its name, unless another process was first."""
+    try:
+        made.rename(folder)
+    except OSError:
+        if not folder.is_dir():
+            raise
 
 
 def _remove_stale(folder: Path) -> None:

@@ -1,7 +1,8 @@
 """The cache: a folder for what can be made again, and who may have written what lies there.
 
-A packed or converted model decides on every text, so it is believed only where nobody else could
-have written it: files of this user or of the system's, in folders that others may not write to.
+A note about a model, or a converted one, decides on every text, so it is believed only where
+nobody else could have written it: files of this user or of the system's, in folders that others may
+not write to.
 Where several users share a cache that all may write to, each has a folder of its own in it.
 """
 
@@ -14,7 +15,6 @@ from pathlib import Path
 
 from forerun.loading.folders import at_home
 
-MOST_BYTES = 16_000_000_000  # of the largest packed model that is kept
 OTHERS = stat.S_IWGRP | stat.S_IWOTH
 """What others may have of nothing in the cache."""
 

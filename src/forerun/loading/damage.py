@@ -37,7 +37,7 @@ def check_files(folder: Path, config: Mapping[str, Any]) -> None:
     from safetensors import SafetensorError, safe_open
 
     found = []
-    shards = _shards(folder)
+    shards = shards_of(folder)
     for file in sorted({folder / "model.safetensors", *(folder / shard for shard in shards)}):
         if not file.exists() and not file.is_symlink():
             continue
@@ -133,7 +133,7 @@ def _missing_library(name: str, error: ImportError) -> MissingExtraError:
     return MissingExtraError(explain(wrong, repr(name), cure))
 
 
-def _shards(folder: Path) -> set[str]:
+def shards_of(folder: Path) -> set[str]:
     """The files that the weights are in, by their index; one with files that are not there, or lie
     elsewhere, is refused."""
     file = folder / "model.safetensors.index.json"

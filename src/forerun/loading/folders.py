@@ -24,15 +24,6 @@ TOKENIZERS = (
 """Files that some tokenizer is read from; with none of them there is no tokenizer."""
 
 
-LARGE = 50_000_000
-"""Bytes of weights from which on it is told that loading takes long."""
-
-
-def is_large(folder: Path) -> bool:
-    """Whether the weights in a folder take long to load."""
-    return sum(file.stat().st_size for file in folder.glob("*.safetensors")) > LARGE
-
-
 def at_home(name: str) -> Path:
     """The path of a name; one that begins with ~ is in a home, if there is such a home."""
     return Path(os.path.expanduser(name))

@@ -9,10 +9,11 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from forerun.base.errors import InputError, explain, meant, notice, warn
+from forerun.base.errors import InputError, explain, meant, warn
 from forerun.base.signatures import shown_by
+from forerun.gguf.magic import is_gguf
 from forerun.loading import hub
-from forerun.loading.bundled import NAME, gguf_file, local_copy
+from forerun.loading.bundled import NAME, local_copy
 from forerun.loading.damage import (
     check_complete,
     check_files,
@@ -22,10 +23,10 @@ from forerun.loading.damage import (
     told_by_name,
 )
 from forerun.loading.device_choice import check_place, usual_device
-from forerun.loading.folders import at_home, check_folder, check_name, is_large, tokenizer_of
+from forerun.loading.folders import at_home, check_folder, check_name, tokenizer_of
 from forerun.loading.kinds import check_adapter, is_adapter, merged, refuse_other_kinds
 from forerun.loading.lean_pass import Lean, Quantize, check_pass, with_pass
-from forerun.loading.packed_models import Kept, can_keep, from_gguf, is_for_cpu, keep, recall
+from forerun.loading.sources import Source, is_for_cpu, source_of
 from forerun.models.adapter import NEEDED, huggingface_model, missing, register
 from forerun.models.base import CpuPass, LanguageModel
 from forerun.models.function import FunctionModel
@@ -41,8 +42,6 @@ SHARED = ("revision", "token", "cache_dir", "local_files_only", "trust_remote_co
 """Arguments that the tokenizer gets too."""
 OWN = ("device", "dtype", "lean", "quantize")
 """Arguments of `load` itself."""
-WIDE = ("None", "auto", "float32")
-"""Precisions that keep every weight of a GGUF file."""
 OFTEN = ("attn_implementation", "device_map", "gguf_file", "quantization_config", "subfolder")
 """Arguments that often go to `from_pretrained`."""
 
@@ -70,7 +69,8 @@ def load(
     stay as they are, each is widened when it is multiplied, and the text is that of the model in
     float32. `pass_name` of the result says which pass runs, and `why_not_lean` why it is not the
     lean one, if it is not.
-    What was made of a model in a folder is kept in the cache, so that it starts sooner next time.
+    A GGUF file or a folder is packed for that pass as it is, at every start; the cache keeps what
+    took torch and transformers to find out, so that a later start does without them.
     `quantize="int8"` rounds its weights to 8 bits: that is another target, and named so.
     """
     given_name: Any = name_or_path
@@ -84,27 +84,18 @@ def load(
     check_place(device, dtype)
     check_name(str(name_or_path))
     shared = {name: given[name] for name in SHARED if name in given}
-    if not given and quantize is None and lean is not False and is_for_cpu(device):
-        file = gguf_file(str(name_or_path))
-        if file is not None and str(dtype).removeprefix("torch.") in WIDE:
+    if not given and lean is not False and is_for_cpu(device):
+        source = source_of(str(name_or_path), dtype)
+        if source is not None:
             if name_or_path == NAME:
                 _compile_drafter()
-            read = from_gguf(file, str(name_or_path))
-            if read is not None:
-                return _from(read, file)
+            packed = _read(source, str(name_or_path), is_rounded=quantize is not None)
+            if packed is not None:
+                _tell_numbers(packed, dtype)
+                return _from(packed, is_gguf(source.place))
     copied = None if "revision" in shared else local_copy(str(name_or_path))
     is_at_home = str(name_or_path).startswith("~")
     place = copied or (at_home(str(name_or_path)) if is_at_home else name_or_path)
-    kept = None
-    if not given and lean is not False and can_keep(Path(place), device):
-        is_usual = copied is not None and dtype in (None, "auto")  # which holds float32
-        kept = Kept(Path(place), "float32" if is_usual else dtype, quantize)
-        if name_or_path == NAME and kept.dtype_name == "float32":
-            _compile_drafter()
-        chosen = recall(kept, str(name_or_path))
-        if chosen is not None:
-            _tell_numbers(chosen, dtype)
-            return _from(chosen, copied)
     _check_extra()
     folder = Path(place)
     if folder.is_dir() and not {"subfolder", "config", "gguf_file"} & {*given}:
@@ -117,8 +108,6 @@ def load(
     wrapper = huggingface_model()
     import torch
     from transformers import AutoModelForCausalLM
-
-    from forerun.models.families import FAMILIES
 
     name = str(name_or_path)
     given.setdefault("trust_remote_code", False)  # else a folder with code asks a question
@@ -147,14 +136,19 @@ def load(
     check_finite(name, model)
     loaded = wrapper(model.eval(), tokenizer)
     loaded.name = name
-    is_told = kept is not None and type(model).__name__ in FAMILIES and is_large(kept.folder)
-    if is_told:
-        notice(f"packing the weights of {name_or_path} and compiling code for this CPU")
     chosen = with_pass(loaded, lean, quantize)
-    if kept is not None and (reason := keep(kept, chosen)) and is_told:
-        notice(f"the weights of {name_or_path} are packed at every start, because {reason}")
     _tell_numbers(chosen, dtype)
-    return _from(chosen, copied)
+    return _from(chosen, copied is not None)
+
+
+def _read(source: Source, name: str, *, is_rounded: bool) -> LeanModel | None:
+    """The model of a source on the lean CPU pass; None if it has to be loaded in another way."""
+    try:
+        from forerun.loading.from_files import load_packed
+
+        return load_packed(source, name, is_rounded=is_rounded)
+    except ImportError:  # loading the model itself will say what is wrong
+        return None
 
 
 def _tell_numbers(model: Any, dtype: Any) -> None:
@@ -167,10 +161,10 @@ def _tell_numbers(model: Any, dtype: Any) -> None:
         )
 
 
-def _from(model: Any, copied: Path | None) -> HuggingFaceModel | LeanModel | GpuModel:
+def _from(model: Any, is_converted: bool) -> HuggingFaceModel | LeanModel | GpuModel:
     """The model, told where its weights come from if they were converted."""
     loaded: HuggingFaceModel | LeanModel | GpuModel = model
-    if copied is not None:
+    if is_converted:
         model.source = "from a GGUF file"
     return loaded
 

@@ -27,7 +27,7 @@ from forerun.doctor.diagnosis import diagnose
 from forerun.gguf.file import read_gguf
 from forerun.lean import blocks
 from forerun.lean.model import LeanModel
-from forerun.loading import from_gguf
+from forerun.loading import from_files
 from forerun.loading.cache import cache_folder
 from forerun.loading.device_choice import may_have_gpu
 from forerun.serve.openai.fingerprint import model_digest
@@ -66,13 +66,13 @@ def notes() -> list[Path]:
 def parsed(monkeypatch: pytest.MonkeyPatch) -> list[Path]:
     """The files whose headers are read from now on."""
     files: list[Path] = []
-    describe = from_gguf._described
+    describe = from_files._described
 
-    def watched(paths: Any, name: str) -> Any:
-        files.append(paths[0])
-        return describe(paths, name)
+    def watched(source: Any, name: str) -> Any:
+        files.append(source.place)
+        return describe(source, name)
 
-    monkeypatch.setattr(from_gguf, "_described", watched)
+    monkeypatch.setattr(from_files, "_described", watched)
     return files
 
 
@@ -308,12 +308,12 @@ def wrong_order(monkeypatch: pytest.MonkeyPatch) -> None:
     )
 
 
-@pytest.mark.parametrize("large", [from_gguf.LARGE, 0])
+@pytest.mark.parametrize("large", [from_files.LARGE, 0])
 @pytest.mark.parametrize("damage", [wrong_rotary, wrong_order])
 def test_what_the_pass_does_not_reproduce_is_converted(
     damage: Any, large: int, path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(from_gguf, "LARGE", large)
+    monkeypatch.setattr(from_files, "LARGE", large)
     damage(monkeypatch)
     with pytest.warns(RuntimeWarning, match="other logits than in transformers"):
         loaded = fr.load(path)
@@ -339,15 +339,15 @@ def test_of_a_large_file_layers_of_all_kinds_are_tried_out(
     model = Architecture("gemma3_text", "", {**sizes, "layer_types": kinds}).build().float()
     write(tmp_path / "gemma.gguf", model, Kind.Q8_0)
     tried: list[Any] = []
-    reproduces = from_gguf._is_reproduced
+    reproduces = from_files._is_reproduced
 
     def watched(cut: Any, paths: Any) -> bool:
         tried.append((cut.config.layer_types, cut.config.vocab_size))
         return reproduces(cut, paths)
 
-    monkeypatch.setattr(from_gguf, "_is_reproduced", watched)
-    monkeypatch.setattr(from_gguf, "LARGE", 0)
-    monkeypatch.setattr(from_gguf, "WORDS", 32)
+    monkeypatch.setattr(from_files, "_is_reproduced", watched)
+    monkeypatch.setattr(from_files, "LARGE", 0)
+    monkeypatch.setattr(from_files, "WORDS", 32)
     assert isinstance(fr.load(tmp_path / "gemma.gguf"), LeanModel)
     assert tried == [([*kinds[:2], kinds[5]], 32)]
 
@@ -355,7 +355,7 @@ def test_of_a_large_file_layers_of_all_kinds_are_tried_out(
 def test_a_trial_that_cannot_be_kept_is_told(
     path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(from_gguf, "LARGE", 0)
+    monkeypatch.setattr(from_files, "LARGE", 0)
     monkeypatch.setenv("FORERUN_CACHE", str(path / "inside a file"))
     assert isinstance(fr.load(path), LeanModel)
     assert "is tried out at every start, because the cache" in capsys.readouterr().err
