@@ -6,6 +6,7 @@ from typing import Any
 
 SLIDING = ["sliding_attention", "full_attention"]
 WINDOWS: dict[str, Any] = {"sliding_window": 9, "layer_types": SLIDING, "num_hidden_layers": 2}
+EXPERTS = {"num_experts": 8, "num_experts_per_tok": 3, "moe_intermediate_size": 24}
 
 FAMILY_SHAPES: dict[str, dict[str, Any]] = {
     "mistral, with a window": {"kind": "mistral", "sliding_window": 9},
@@ -45,6 +46,24 @@ FAMILY_SHAPES: dict[str, dict[str, Any]] = {
             "full_attention": {"rope_type": "linear", "factor": 2.0, "rope_theta": 10000.0},
             "sliding_attention": {"rope_type": "default", "rope_theta": 1000.0},
         },
+    },
+    "qwen3-moe, the weights of whose experts add up to one": {
+        "kind": "qwen3_moe",
+        **EXPERTS,
+        "norm_topk_prob": True,
+    },
+    "qwen3-moe, with a layer that has none": {
+        "kind": "qwen3_moe",
+        **EXPERTS,
+        "num_hidden_layers": 2,
+        "mlp_only_layers": [1],
+        "num_experts": 5,
+    },
+    "gpt-oss, with sinks and biases": {
+        "kind": "gpt_oss",
+        **WINDOWS,
+        "num_local_experts": 4,
+        "num_experts_per_tok": 2,
     },
     "gemma2, with capped attention and logits": {
         "kind": "gemma2",

@@ -15,6 +15,7 @@ import torch
 import triton
 from triton.tools.tensor_descriptor import TensorDescriptor
 
+from forerun.gpu.experts import ExpertScratch, queue_experts
 from forerun.gpu.kernels.attention import attend, attend_whole
 from forerun.gpu.kernels.layers import (
     PARTIAL,
@@ -23,7 +24,7 @@ from forerun.gpu.kernels.layers import (
     head,
     queries_keys_values,
 )
-from forerun.gpu.kernels.whole_rows import add_normed, embed, final_norm, turn
+from forerun.gpu.kernels.whole_rows import add_rows, embed, final_norm, turn
 from forerun.gpu.tiles import Tile, chosen, tile
 from forerun.gpu.weights import Layer, Weights
 from forerun.kernels.early_launch import dependent_launch
@@ -153,6 +154,7 @@ class Scratch:
         self.queries = empty(num_tokens, width)
         self.mixed = empty(num_tokens, width)
         self.inner = empty(num_tokens, weights.inner)
+        self.experts = ExpertScratch(weights.layers, num_tokens, self.x)
 
 
 class AttentionScratch:
@@ -314,23 +316,31 @@ class Kernels:
         self._attend(number)
         self._add("out", scratch.mixed, layer.out, layer.out_bias, before, layer.attention_after,
                   layer.mlp_norm, scratch.middle)  # fmt: skip
-        self._open(layer)
-        self._add("down", scratch.inner, layer.down, layer.down_bias, scratch.middle,
-                  layer.mlp_after, next_norm, scratch.x)  # fmt: skip
-
-    def _open(self, layer: Layer) -> None:
-        """The activated gate and up of the MLP, to `scratch.inner`."""
-        w, scratch, m = self._weights, self._scratch, self._shape.num_tokens
-        inner = layer.down.shape[1]
         source, squares = scratch.normed, scratch.squares
         if layer.mlp_norm is None:
             source, squares = scratch.middle, scratch.no_squares
+        if layer.experts is None:
+            self._open(layer, source, squares)
+            self._add("down", scratch.inner, layer.down, layer.down_bias, scratch.middle,
+                      layer.mlp_after, next_norm, scratch.x)  # fmt: skip
+        else:
+            made = scratch.experts
+            queue_experts(self._weights, layer.experts, self._shape.num_tokens, self._inputs.rows,
+                          source, squares, made)  # fmt: skip
+            self._add_rows(made.outer, scratch.middle, layer.mlp_after, next_norm, scratch.x,
+                           made.weights, layer.experts.form.chosen)  # fmt: skip
+
+    def _open(self, layer: Layer, source: Any, squares: Any) -> None:
+        """The activated gate and up of the MLP, to `scratch.inner`."""
+        w, scratch, m = self._weights, self._scratch, self._shape.num_tokens
+        inner, (alpha, limit) = layer.down.shape[1], w.form.clamp
         how = tile("gate_up", m, w.hidden, self._memory, num_outputs=inner)
         gate_up[how.grid(m, inner)](
             squares=squares, bias=layer.gate_up_bias, y=scratch.inner, M=m, N=inner,
-            eps=w.eps, K=w.hidden, P=squares.shape[1], BN=how.columns, BK=how.depth,
-            MP=how.rows, MASKED=inner % how.columns != 0, BIAS=layer.gate_up_bias is not None,
-            GELU=w.form.activation == "gelu", num_warps=how.warps, num_stages=how.stages,
+            eps=w.eps, alpha=alpha, limit=limit, K=w.hidden, P=squares.shape[1],
+            BN=how.columns, BK=how.depth, MP=how.rows, MASKED=inner % how.columns != 0,
+            BIAS=layer.gate_up_bias is not None, KIND=w.form.activation, num_warps=how.warps,
+            num_stages=how.stages,
             **operands(source, layer.gate_up, how, m), **self._pdl,
         )  # fmt: skip
 
@@ -346,9 +356,19 @@ class Kernels:
             add(kernel, m, source, matrix, residual, norm, result, scratch, bias, gain, unit)
             return
         add(kernel, m, source, matrix, None, None, scratch.added, scratch, bias)
-        add_normed[(m,)](
-            scratch.added, after, residual, norm, result, scratch.normed, scratch.squares, gain,
-            form.eps, NORM=norm is not None, **self._rows,
+        self._add_rows(scratch.added, residual, after, norm, result)
+
+    def _add_rows(
+        self, added: Any, residual: Any, after: Any, norm: Any, result: Any, parts: Any = None,
+        num_parts: int = 0,
+    ) -> None:  # fmt: skip
+        """What whole rows add to the residual stream, normed if `after`; parts: weights of
+        several rows for each token."""
+        form, scratch = self._weights.form, self._scratch
+        add_rows[(self._shape.num_tokens,)](
+            added, parts, after, residual, norm, result, scratch.normed, scratch.squares,
+            form.residual_scale, form.eps, PARTS=num_parts, AFTER=after is not None,
+            NORM=norm is not None, **self._rows,
         )  # fmt: skip
 
     def _attend(self, number: int) -> None:

@@ -8,12 +8,22 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
 import triton
 
-from forerun.models.families import Family, Form, form_of, linear_parts, why_unserved
+from forerun.models.families import (
+    Experts,
+    Family,
+    Form,
+    LayerForm,
+    form_of,
+    linear_parts,
+    router,
+    why_unserved,
+)
 
 OLDEST = (8, 0)
 """Compute capability from which tensor cores multiply bfloat16."""
@@ -35,9 +45,34 @@ SERVED = frozenset(
         "capped attention",
         "capped logits",
         "fused matrices",
+        "attention sinks",
+        "experts",
+        "clamped SiLU",
     }
 )
 """What the pass computes beyond a Llama (`Form.features`)."""
+
+
+class ExpertWeights(NamedTuple):
+    """The experts of a layer."""
+
+    form: Experts
+    router: Any  # (E, K)
+    router_bias: Any  # (E,), or None
+    gate_up: Any  # (E, 2 I, K)
+    gate_up_bias: Any  # (E, 2 I), or None
+    down: Any  # (E, K, I)
+    down_bias: Any  # (E, K), or None
+
+    @property
+    def inner(self) -> int:
+        return int(self.down.shape[2])
+
+    @property
+    def num_bytes(self) -> int:
+        """Read for one token."""
+        one = (self.gate_up[0].numel() + self.down[0].numel()) * self.form.chosen
+        return int((one + self.router.numel()) * self.down.element_size())
 
 
 class Layer(NamedTuple):
@@ -45,8 +80,8 @@ class Layer(NamedTuple):
 
     qkv: Any
     out: Any
-    gate_up: Any
-    down: Any
+    gate_up: Any = None  # with experts there is none
+    down: Any = None
     attention_norm: Any = None  # (K,), before attention
     mlp_norm: Any = None  # (K,), before the MLP
     attention_after: Any = None  # (K,), of what attention adds to the residual stream
@@ -57,6 +92,7 @@ class Layer(NamedTuple):
     out_bias: Any = None  # (K,)
     gate_up_bias: Any = None
     down_bias: Any = None  # (K,)
+    experts: ExpertWeights | None = None
 
 
 class Weights(NamedTuple):
@@ -75,7 +111,8 @@ class Weights(NamedTuple):
     @property
     def inner(self) -> int:
         """The widest MLP of all layers."""
-        return max((int(layer.down.shape[1]) for layer in self.layers), default=0)
+        downs = [layer.down for layer in self.layers if layer.down is not None]
+        return max((int(down.shape[1]) for down in downs), default=0)
 
     @property
     def eps(self) -> float:
@@ -84,10 +121,10 @@ class Weights(NamedTuple):
 
     @property
     def num_bytes(self) -> int:
-        """Read in a pass: all but the embedding."""
-        matrices = [m for layer in self.layers for m in (layer.qkv, layer.out, layer.gate_up)]
-        matrices += [layer.down for layer in self.layers] + [self.head]
-        return sum(matrix.numel() * matrix.element_size() for matrix in matrices)
+        """Read in a pass of one token: all but the embedding and experts that it does not ask."""
+        matrices = [m for layer in self.layers for m in layer[:4] if m is not None] + [self.head]
+        experts = [layer.experts.num_bytes for layer in self.layers if layer.experts is not None]
+        return sum(int(m.numel() * m.element_size()) for m in matrices) + sum(experts)
 
 
 def unfit(model: Any) -> str:
@@ -122,7 +159,7 @@ def _take(model: Any) -> Weights:
     form, embedding = form_of(model), model.model.embed_tokens.weight.data
     scale = torch.tensor(form.embedding_scale).to(embedding.dtype)  # as transformers rounds it
     return Weights(
-        layers=tuple(_layer(layer, form.family) for layer in model.model.layers),
+        layers=tuple(map(partial(_layer, form.family), model.model.layers, form.layers)),
         embedding=embedding,
         head=model.lm_head.weight.data,
         norm=model.model.norm.weight.data,
@@ -130,7 +167,7 @@ def _take(model: Any) -> Weights:
     )
 
 
-def _layer(layer: Any, family: Family) -> Layer:
+def _layer(family: Family, layer: Any, form: LayerForm) -> Layer:
     attention, parts = layer.self_attn, linear_parts(layer)
     before, after = (
         [getattr(layer, name).weight.data for name in names] or [None, None]
@@ -139,14 +176,42 @@ def _layer(layer: Any, family: Family) -> Layer:
     head_norms = None
     if hasattr(attention, "q_norm"):
         head_norms = _fused([attention.q_norm.weight, attention.k_norm.weight])
-    matrices = [_fused([module.weight for module in part]) for part in parts]
+    matrices = [_fused([module.weight for module in part]) if part else None for part in parts]
     sinks, biases = getattr(attention, "sinks", None), map(_biases, parts)
-    return Layer._make([*matrices, *before, *after, head_norms, sinks, *biases])
+    experts = None if form.experts is None else _experts(layer.mlp, form.experts)
+    return Layer._make([*matrices, *before, *after, head_norms, sinks, *biases, experts])
+
+
+def _experts(mlp: Any, form: Experts) -> ExpertWeights:
+    made, source = mlp.experts, router(mlp)
+    taken = _turned if form.takes_turns else _whole
+    return ExpertWeights(
+        form=form,
+        router=source.weight.data.contiguous(),
+        router_bias=getattr(source, "bias", None),
+        gate_up=taken(made.gate_up_proj),
+        gate_up_bias=getattr(made, "gate_up_proj_bias", None),
+        down=taken(made.down_proj),
+        down_bias=getattr(made, "down_proj_bias", None),
+    )
+
+
+def _whole(parameter: Any) -> Any:
+    """A parameter's weights, side by side."""
+    parameter.data = parameter.data.contiguous()
+    return parameter.data
+
+
+def _turned(parameter: Any) -> Any:
+    """A parameter (E, in, out) as (E, out, in), of which it becomes a view."""
+    whole = parameter.data.transpose(1, 2).contiguous()
+    parameter.data = whole.transpose(1, 2)
+    return whole
 
 
 def _biases(modules: Sequence[Any]) -> Any:
     """The biases of linear layers that make one product, or None."""
-    if modules[0].bias is None:
+    if not modules or modules[0].bias is None:
         return None
     return _fused([module.bias for module in modules])
 

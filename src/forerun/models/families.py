@@ -28,6 +28,7 @@ class Family(NamedTuple):
     before: tuple[str, ...] = BEFORE
     after: tuple[str, ...] = ()  # of what attention and the MLP add to the residual stream
     unit: float = 0.0  # which is added to the weights of norms
+    takes_turns: bool = False  # gate and up within experts, whose matrices are (in, out)
 
 
 FAMILIES = {
@@ -36,6 +37,7 @@ FAMILIES = {
     "MinistralForCausalLM": Family("Ministral"),
     "Qwen2ForCausalLM": Family("Qwen2"),
     "Qwen3ForCausalLM": Family("Qwen3"),
+    "Qwen3MoeForCausalLM": Family("Qwen3-MoE"),
     "Phi3ForCausalLM": Family("Phi-3, Phi-4"),
     "SmolLM3ForCausalLM": Family("SmolLM3"),
     "SeedOssForCausalLM": Family("Seed-OSS"),
@@ -44,6 +46,7 @@ FAMILIES = {
     "Olmo3ForCausalLM": Family("OLMo 3", before=(), after=AFTER),
     "Gemma2ForCausalLM": Family("Gemma 2", AROUND, AFTER, unit=1.0),
     "Gemma3ForCausalLM": Family("Gemma 3", AROUND, AFTER, unit=1.0),
+    "GptOssForCausalLM": Family("gpt-oss", takes_turns=True),
 }
 """By the name of the class in transformers."""
 
@@ -52,11 +55,21 @@ ACTIVATIONS = {"silu": "silu", "gelu_pytorch_tanh": "gelu"}
 FIXED_ROPE = ("default", "linear", "llama3", "yarn")
 
 
+class Experts(NamedTuple):
+    """How a layer chooses among experts; equal scores go to the lowest number."""
+
+    total: int
+    chosen: int  # of each token
+    is_normed: bool  # the weights of those chosen add up to one; else those of all
+    takes_turns: bool  # gate and up
+
+
 class LayerForm(NamedTuple):
     """What may differ from layer to layer, besides the weights."""
 
     window: int | None = None  # keys that a token sees, its own included; None: all of them
     table: int | None = 0  # the rotary table that turns queries and keys; None: they stay
+    experts: Experts | None = None  # in place of one MLP
 
 
 @dataclass(frozen=True)
@@ -73,7 +86,9 @@ class Form:
     rotary_size: int | None = None  # dimensions of a head that are turned, the first; None: all
     num_tables: int = 1  # of rotary angles
     head_norms: str = ""  # of queries and keys: "", "head" (each alone), "width" (all together)
-    activation: str = "silu"  # or "gelu"
+    has_sinks: bool = False  # a score of each head that has no value
+    activation: str = "silu"  # or "gelu", or "clamped"
+    clamp: tuple[float, float] = (0.0, 0.0)  # factor and limit of "clamped"
     embedding_scale: float = 1.0
     residual_scale: float = 1.0  # of what attention and the MLP add to the residual stream
     logits_scale: float = 1.0
@@ -103,7 +118,10 @@ class Form:
             "norms of all heads together": self.head_norms == "width",
             "norms after attention and MLP": bool(self.family.after),
             "no norms before attention and MLP": not self.family.before,
+            "attention sinks": self.has_sinks,
+            "experts": any(layer.experts for layer in self.layers),
             "GELU": self.activation == "gelu",
+            "clamped SiLU": self.activation == "clamped",
             "a scaled embedding": scales[0] != 1.0,
             "scaled sums": scales[1:] != (1.0, 1.0),
             "capped attention": self.attention_cap != 0.0,
@@ -120,19 +138,25 @@ def form_of(model: Any) -> Form:
     assert kinds is not None, "refused by why_unserved"
     tables, frequencies = _tables(model), rotary_of(model)[0]
     windows = [kind.window for kind in kinds]
+    family, layers = FAMILIES[type(model).__name__], model.model.layers
+    experts = [_experts(layer.mlp, family) for layer in layers]
+    clamps = [layer.mlp.experts for layer in layers if hasattr(layer.mlp, "experts")][:1]
+    is_clamped = any(hasattr(one, "limit") for one in clamps)
     size, embedding = first.head_dim, model.model.embed_tokens
     scale = getattr(embedding, "scalar_embed_scale", getattr(embedding, "embed_scale", 1.0))
     key_heads = config.num_key_value_heads
     return Form(
-        family=FAMILIES[type(model).__name__],
-        layers=tuple(map(LayerForm, windows, tables)),
+        family=family,
+        layers=tuple(map(LayerForm, windows, tables, experts)),
         num_heads=config.num_attention_heads,
         num_key_heads=key_heads,
         head_size=size,
         rotary_size=2 * frequencies.shape[1],
         num_tables=len(frequencies),
         head_norms=_head_norms(first, size),
-        activation=ACTIVATIONS[activation(config)],
+        has_sinks=hasattr(first, "sinks"),
+        activation="clamped" if is_clamped else ACTIVATIONS[activation(config)],
+        clamp=(clamps[0].alpha, clamps[0].limit) if is_clamped else (0.0, 0.0),
         eps=norm_eps(model.model.norm),
         attention_scale=first.scaling,
         embedding_scale=float(getattr(model.model, "embedding_multiplier", scale)),
@@ -180,6 +204,9 @@ def _why_changed(model: Any) -> str:
         return "some of its linear layers were replaced"
     if any(module._forward_hooks or module._forward_pre_hooks for module in model.modules()):
         return "hooks on its layers would not be called"
+    mlps = [layer.mlp for layer in model.model.layers if hasattr(layer.mlp, "experts")]
+    if reasons := list(filter(None, map(_why_other_experts, mlps))):
+        return reasons[0]
     if model.lm_head.out_features != model.model.embed_tokens.num_embeddings:
         return "its head and its embedding differ in vocabulary"
     if model.lm_head.bias is not None:
@@ -189,14 +216,38 @@ def _why_changed(model: Any) -> str:
 
 def linear_parts(layer: Any) -> tuple[list[Any], ...]:
     """The linear layers of each product of one layer: queries, keys and values; out; gate and up;
-    down.  Where a model has fused them, one stands for several."""
+    down.  Where a model has fused them, one stands for several; experts have none."""
     attention, mlp = layer.self_attn, layer.mlp
     if hasattr(attention, "qkv_proj"):
-        inputs, opened = [attention.qkv_proj], [mlp.gate_up_proj]
-    else:
-        inputs = [attention.q_proj, attention.k_proj, attention.v_proj]
-        opened = [mlp.gate_proj, mlp.up_proj]
-    return inputs, [attention.o_proj], opened, [mlp.down_proj]
+        return [attention.qkv_proj], [attention.o_proj], [mlp.gate_up_proj], [mlp.down_proj]
+    inputs = [attention.q_proj, attention.k_proj, attention.v_proj]
+    if hasattr(mlp, "experts"):
+        return inputs, [attention.o_proj], [], []
+    return inputs, [attention.o_proj], [mlp.gate_proj, mlp.up_proj], [mlp.down_proj]
+
+
+def router(mlp: Any) -> Any:
+    """The module that scores the experts of a layer."""
+    return mlp.gate if hasattr(mlp, "gate") else mlp.router
+
+
+def _experts(mlp: Any, family: Family) -> Experts | None:
+    if not hasattr(mlp, "experts"):
+        return None
+    made = router(mlp)
+    is_normed = getattr(made, "norm_topk_prob", True)
+    return Experts(made.num_experts, made.top_k, bool(is_normed), family.takes_turns)
+
+
+def _why_other_experts(mlp: Any) -> str:
+    """The reason why the experts of a layer are not three tensors; empty if they are."""
+    for name in ("gate_up_proj", "down_proj"):
+        weights = getattr(mlp.experts, name, None)
+        if not isinstance(weights, torch.nn.Parameter) or weights.dim() != 3:
+            return "some of its experts were replaced"
+    if not isinstance(router(mlp).weight, torch.nn.Parameter):
+        return "a router was replaced"
+    return ""
 
 
 def _why_uneven(model: Any) -> str:
@@ -206,9 +257,9 @@ def _why_uneven(model: Any) -> str:
     if len({attention.scaling for attention in attentions}) > 1:
         return "its layers scale their attention differently"
     usual = type(ACT2FN[activation(model.config)])
-    mlps = [layer.mlp for layer in layers]
-    acts = [getattr(mlp, "act_fn", None) or mlp.activation_fn for mlp in mlps]
-    if any(type(act) is not usual for act in acts):
+    mlps = [getattr(layer.mlp, "experts", layer.mlp) for layer in layers]
+    acts = [getattr(mlp, "act_fn", getattr(mlp, "activation_fn", None)) for mlp in mlps]
+    if any(act is not None and type(act) is not usual for act in acts):
         return "its layers have another activation than its configuration names"
     norms = [module for module in model.modules() if type(module).__name__.endswith("RMSNorm")]
     if len({norm_eps(norm) for norm in norms}) > 1:

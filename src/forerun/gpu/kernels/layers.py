@@ -209,19 +209,24 @@ def head(
 
 
 @triton.jit
-def activated(gate, up, GELU: tl.constexpr):
-    """silu(gate) * up, or with GELU in its form with tanh."""
+def activated(gate, up, alpha, limit, KIND: tl.constexpr):
+    """ "silu": silu(gate) * up; "gelu": the same with GELU in its form with tanh; "clamped": both
+    within `limit` first, alpha within the sigmoid, and up + 1."""
     inner = gate
-    if GELU:  # 2 sqrt(2 / pi) (gate + 0.044715 gate^3)
+    if KIND == "gelu":  # 2 sqrt(2 / pi) (gate + 0.044715 gate^3)
         inner = 1.5957691216057308 * (gate + 0.044715 * gate * gate * gate)
+    if KIND == "clamped":
+        gate = tl.minimum(gate, limit)
+        up = tl.minimum(tl.maximum(up, -limit), limit) + 1
+        inner = alpha * gate
     return gate * tl.sigmoid(inner) * up
 
 
 @triton.jit(do_not_specialize=["M"])
 def gate_up(
-    x, squares, w, bias, y, M, N, eps, K: tl.constexpr, P: tl.constexpr, BN: tl.constexpr,
-    BK: tl.constexpr, MP: tl.constexpr, MASKED: tl.constexpr, BIAS: tl.constexpr,
-    GELU: tl.constexpr, BULK: tl.constexpr, PDL: tl.constexpr,
+    x, squares, w, bias, y, M, N, eps, alpha, limit, K: tl.constexpr, P: tl.constexpr,
+    BN: tl.constexpr, BK: tl.constexpr, MP: tl.constexpr, MASKED: tl.constexpr,
+    BIAS: tl.constexpr, KIND: tl.constexpr, BULK: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """y (M, N) = activated gate and up, both products of the normalised x with w (2 N, K)."""
     row, column = tl.program_id(0) * MP, tl.program_id(1) * BN
@@ -241,7 +246,7 @@ def gate_up(
         gate += tl.load(bias + n, mask=inside, other=0.0).to(tl.float32)[None, :]
         up += tl.load(bias + N + n, mask=inside, other=0.0).to(tl.float32)[None, :]
     there = keep[:, None] & inside[None, :]
-    result = activated(gate, up, GELU)
+    result = activated(gate, up, alpha, limit, KIND)
     tl.store(y + m[:, None] * N + n[None, :], result.to(y.dtype.element_ty), mask=there)
 
 

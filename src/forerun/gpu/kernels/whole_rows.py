@@ -50,23 +50,37 @@ def embed(
 
 
 @triton.jit
-def add_normed(
-    added, after, residual, norm, x, normed, squares, gain, eps, UNIT: tl.constexpr,
-    K: tl.constexpr, KP: tl.constexpr, P: tl.constexpr, NORM: tl.constexpr, PDL: tl.constexpr,
+def add_rows(
+    added, parts, after, residual, norm, x, normed, squares, gain, eps, UNIT: tl.constexpr,
+    K: tl.constexpr, KP: tl.constexpr, P: tl.constexpr, PARTS: tl.constexpr, AFTER: tl.constexpr,
+    NORM: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """x (M, K) = residual + gain * the normalised rows `added`, and what the norm after it needs;
-    one program per token.  residual: not of the kernel before this one."""
+    """x (M, K) = residual + gain * the rows `added`, normalised if AFTER, and what the norm after
+    it needs; one program per token.
+
+    If PARTS, a token has so many rows, which weigh parts (M, PARTS) and are added up in order.
+    residual: not of the kernel before this one.
+    """
     token = tl.program_id(0)
     k = tl.arange(0, KP)
-    weight = tl.load(after + k, mask=k < K, other=0.0).to(tl.float32) + UNIT
+    if AFTER:
+        weight = tl.load(after + k, mask=k < K, other=0.0).to(tl.float32) + UNIT
     before = tl.load(residual + token * K + k, mask=k < K, other=0.0, cache_modifier=".cg")
     if PDL:
         gdc_wait()
         gdc_launch_dependents()
-    values = tl.load(added + token * K + k, mask=k < K, other=0.0).to(tl.float32)
-    values *= tl.rsqrt(tl.sum(values * values) / K + eps)
-    values = (values * weight).to(before.dtype).to(tl.float32) * gain
-    values = (before.to(tl.float32) + values).to(before.dtype)
+    if PARTS > 0:
+        values = tl.zeros((KP,), tl.float32)
+        for i in tl.static_range(PARTS):
+            row = added + (token * PARTS + i) * K
+            part = tl.load(row + k, mask=k < K, other=0.0).to(tl.float32)
+            values += tl.load(parts + token * PARTS + i) * part
+    else:
+        values = tl.load(added + token * K + k, mask=k < K, other=0.0).to(tl.float32)
+    if AFTER:
+        values *= tl.rsqrt(tl.sum(values * values) / K + eps)
+        values = (values * weight).to(before.dtype).to(tl.float32)
+    values = (before.to(tl.float32) + values * gain).to(before.dtype)
     _leave(values, token, norm, x, normed, squares, UNIT, K, KP, P, NORM)
 
 

@@ -1,0 +1,79 @@
+"""Queues the kernels of a layer with experts, in place of its MLP.
+
+The grid of the products is fixed when a pass is captured: as many tiles as any choice of experts
+can fill.  Tokens choose on the device.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+import triton
+
+from forerun.gpu.kernels.experts import close_experts, open_experts, route
+from forerun.gpu.weights import ExpertWeights, Layer, Weights
+from forerun.kernels.early_launch import dependent_launch
+
+ROUTED = 16  # tokens and experts of a program that routes; other numbers may give other bits
+FEW_TOKENS, FEW_PLACES, MANY_PLACES = 128, 16, 64  # places of a tile, in passes of few or many
+COLUMNS, DEPTH, WARPS, STAGES = 32, 128, 4, 4
+
+
+class ExpertScratch:
+    """What the kernels of a layer hand to one another, for passes of up to so many tokens."""
+
+    def __init__(self, layers: Sequence[Layer], num_tokens: int, like: Any) -> None:
+        def empty(*size: int, dtype: Any = torch.int32) -> Any:
+            return torch.empty(size, dtype=dtype, device=like.device)
+
+        routed = [layer.experts for layer in layers if layer.experts is not None]
+        count = max((one.form.total for one in routed), default=0)
+        pairs = num_tokens * max((one.form.chosen for one in routed), default=0)
+        inner = max((one.inner for one in routed), default=0)
+        tiles = pairs // FEW_PLACES + count
+        self.scores = empty(num_tokens, count, dtype=torch.float32)
+        self.chosen, self.order = empty(pairs), empty(tiles * MANY_PLACES)
+        self.weights = empty(pairs, dtype=torch.float32)
+        self.experts = empty(tiles)  # of each tile
+        self.done = torch.zeros_like(empty(1 + -(-num_tokens // ROUTED)))
+        self.inner = empty(pairs, inner, dtype=like.dtype)
+        self.outer = empty(pairs, like.shape[1] if pairs else 0, dtype=like.dtype)
+
+
+def queue_experts(
+    w: Weights, experts: ExpertWeights, num_tokens: int, rows: Any, source: Any, squares: Any,
+    scratch: ExpertScratch,
+) -> None:  # fmt: skip
+    """Queue what the experts of each token make of it: `scratch.outer` (M * chosen, K), to be added
+    up by `scratch.weights`.
+
+    rows: (M,), negative for padding.  source, squares: the tokens, and their sums of squares.
+    """
+    pdl, m = dependent_launch(source.device), num_tokens
+    form, inner, (alpha, limit) = experts.form, experts.inner, w.form.clamp
+    places = FEW_PLACES if m <= FEW_TOKENS else MANY_PLACES
+    pairs = m * form.chosen
+    tiles = min(pairs, form.total + pairs // places)
+    common = {"K": w.hidden, "P": squares.shape[1], **pdl}
+    route[(-(-m // ROUTED), -(-form.total // ROUTED))](
+        source, squares, experts.router, experts.router_bias, rows, scratch.scores,
+        scratch.chosen, scratch.weights, scratch.order, scratch.experts, scratch.done, m, tiles,
+        w.eps, E=form.total, EP=triton.next_power_of_2(max(form.total, ROUTED)), TOP=form.chosen,
+        TP=triton.next_power_of_2(form.chosen), BN=ROUTED, BK=DEPTH, MP=ROUTED, TILE=places,
+        BIAS=experts.router_bias is not None, NORMED=form.is_normed, num_warps=WARPS,
+        num_stages=STAGES, **common,
+    )  # fmt: skip
+    how = {"TOP": form.chosen, "BK": DEPTH, "MP": places, "num_warps": WARPS, "num_stages": STAGES}
+    open_experts[(tiles, -(-inner // COLUMNS))](
+        source, squares, experts.gate_up, experts.gate_up_bias, scratch.order, scratch.experts,
+        scratch.inner, w.eps, alpha, limit, D=inner, BN=COLUMNS,
+        BIAS=experts.gate_up_bias is not None, KIND=w.form.activation, TURNS=form.takes_turns,
+        **how, **common,
+    )  # fmt: skip
+    close_experts[(tiles, -(-w.hidden // COLUMNS))](
+        scratch.inner, experts.down, experts.down_bias, scratch.order, scratch.experts,
+        scratch.outer, N=w.hidden, D=inner, BN=COLUMNS, BK=DEPTH, MP=places,
+        BIAS=experts.down_bias is not None, num_warps=WARPS, num_stages=STAGES, **pdl,
+    )  # fmt: skip
