@@ -115,3 +115,17 @@ def test_what_a_form_says_wrongly_shows(feature: str) -> None:
 def test_every_family_is_tested() -> None:
     tested = {type(build(**how)).__name__ for how in FAMILY_SHAPES.values()}
     assert {*FAMILIES} <= tested | {"LlamaForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM"}
+
+
+def test_equal_scores_go_to_the_lowest_numbers_and_padding_to_nobody() -> None:
+    model = build(**FAMILY_SHAPES[next(n for n in FAMILY_SHAPES if "moe" in n)])
+    with torch.no_grad():
+        model.model.layers[0].mlp.gate.weight.zero_()
+    target = GpuModel(model)
+    rows = target.start(1, 64)
+    target.score(rows, [0], [TEXT[:3]], [1])  # padded to four
+    found = rows.storage.scratch.experts
+    assert found.chosen[:12].tolist() == [0, 1, 2] * 3 + [-1] * 3
+    assert torch.allclose(found.weights[:9], torch.tensor(1 / 3))
+    assert found.experts[:4].tolist()[:3] == [0, 1, 2]
+    assert found.done.tolist() == [0] * len(found.done)
