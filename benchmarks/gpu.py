@@ -99,6 +99,7 @@ class Bench:
                 shape = PassShape(count, logits, -(-count // 16), min(count, 16),
                                   num_chunks(context + count))  # fmt: skip
                 with torch.inference_mode():
+                    state.reserve(0, 0, context + count)
                     captured = state.storage.captured(shape)
                     fill(captured.inputs, lines, list(range(logits)))
                     taken = milliseconds(captured.run)

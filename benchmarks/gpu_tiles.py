@@ -65,7 +65,8 @@ class Descent:
 
     def __init__(self, size: str) -> None:
         self._model = GpuModel(Pair(size).target)
-        self._storage = self._model.start(1, 2 * CONTEXT).storage
+        self._rows = self._model.start(1, 2 * CONTEXT)
+        self._rows.reserve(0, 0, 2 * CONTEXT)
 
     def prepared(self, count: int) -> CapturedPass:
         """A pass of so many tokens of one row, not captured yet."""
@@ -73,7 +74,7 @@ class Descent:
         shape = PassShape(
             count, logits, -(-count // 16), min(count, 16), num_chunks(CONTEXT + count)
         )
-        made = CapturedPass(self._storage, shape)
+        made = CapturedPass(self._rows.storage, shape)
         lines = [Line(7 * i, 0, CONTEXT + i, CONTEXT + i, 0, (), i) for i in range(count)]
         fill(made.inputs, lines, list(range(logits)))
         return made

@@ -16,7 +16,15 @@ from tiny import Reference, build, error  # noqa: E402
 
 import forerun as fr  # noqa: E402
 from forerun.gpu import forward, weights  # noqa: E402
+from forerun.gpu.forward import CHUNK  # noqa: E402
 from forerun.gpu.model import GpuModel  # noqa: E402
+from forerun.gpu.pool import (  # noqa: E402
+    MOST_ROWS,
+    ON_HOST,
+    DeviceMemoryError,
+    DevicePages,
+    Pool,
+)
 from forerun.gpu.tiles import tile  # noqa: E402
 from forerun.models.agreement import Probe  # noqa: E402
 from forerun.models.forward import Forward  # noqa: E402
@@ -186,40 +194,72 @@ def test_the_first_layers_score_under_the_models_own_head() -> None:
     assert is_near(whole, DEEP_REFERENCE.logits(TEXT[:7])[-1:])
 
 
-def test_storage_grows_and_keeps_what_it_holds() -> None:
-    rows = TARGET.start(6, 40)
-    TARGET.score(rows, [1], [TEXT[:6]], [1])
-    TARGET.commit(rows, [1], [6])
-    before = rows.storage.cache.keys[:, 1, :, :6].clone()
-    rows.storage.grow(9, 300)
-    assert rows.storage.num_rows == 9
-    assert rows.storage.capacity >= 300
-    assert rows.storage.cache.cos.shape[1] == rows.storage.capacity
-    assert torch.equal(rows.storage.cache.keys[:, 1, :, :6], before)
-    rows.make_room(3, 600)
-    assert (rows.storage.num_rows, rows.storage.capacity >= 600) == (9, True)
-    logits = TARGET.score(rows, [1], [TEXT[6:8]], [1])[0]
-    assert is_near(logits, REFERENCE.logits(TEXT[:8])[-1:])
-
-
 def test_storage_of_rows_that_are_gone_is_used_again() -> None:
+    """With what it has captured; its pages are free at once."""
     target = GpuModel(MODEL)
+    pool = target._pass.pool
     rows = target.start(2, 64)
     target.watch(rows, [0])
+    before = pool.num_unused
+    target.score(rows, [1], [TEXT], [1])
+    assert pool.num_unused == before - 1
     storage = rows.storage
     assert target.start(2, 64).storage is not storage  # which is in use
     del rows
     gc.collect()
+    assert pool.num_unused == before
     again = target.start(1, 200)
     assert again.storage is storage
     assert again.lengths == [0]
+    assert not storage.pages.table.any()
     assert storage.layers == ()
-    del again
-    gc.collect()
-    assert target.start(3, 64).storage is not storage  # which has two rows
-    large = target.start(40, 900).storage
-    gc.collect()
-    assert target.start(1, 64).storage is not large  # which is much more than is needed
+    assert target.start(MOST_ROWS + 1, 64).storage.pages.num_rows == MOST_ROWS + 1
+
+
+def test_rows_share_pages_until_one_writes() -> None:
+    """A page that another row has is copied before it is written to, by either of them."""
+    text = [(7 * place * place + 3) % 40 for place in range(300)]
+    rows, exact = TARGET.start(3), REFERENCE.logits(text)
+    pages, pool = rows.storage.pages, TARGET._pass.pool
+    TARGET.score(rows, [0], [text[:290]], [1])
+    TARGET.commit(rows, [0], [290])
+    before = pool.num_unused
+    TARGET.copy_prefix(rows, 0, 1, 270)
+    TARGET.copy_prefix(rows, 0, 2, 256)
+    assert pool.num_unused == before
+    TARGET.score(rows, [1], [[9, 9]], [1])
+    assert pool.num_unused == before - 1
+    assert [page.num_holders for page in pages.of_row(0, 290)] == [3, 3, 1]
+    logits = TARGET.score(rows, [0, 1, 2], [text[290:], text[270:290], text[256:260]], [10, 20, 4])
+    for ours, end, count in zip(logits, (300, 290, 260), (10, 20, 4), strict=True):
+        assert is_near(ours[:count], exact[end - count : end])
+    TARGET.truncate(rows, 0, 130)
+    TARGET.release(rows, 2)
+    logits = TARGET.score(rows, [0], [text[130:140]], [10])[0]
+    assert is_near(logits, exact[130:140])
+    logits = TARGET.score(rows, [1], [text[270:280]], [10])[0]
+    assert is_near(logits, exact[270:280])
+    for row in range(3):
+        TARGET.release(rows, row)
+    assert pool.num_unused == pool.num_pages - 1
+    assert not pages.table.any()
+
+
+def test_a_pool_that_is_full_refuses_and_changes_nothing() -> None:
+    def angles(count: int) -> Any:
+        return torch.zeros((2, 1, count, 8))
+
+    pages = DevicePages(Pool(TARGET._weights, angles, 40_000), 2)
+    pages.reserve(0, 0, (ON_HOST - 3) * CHUNK)
+    with pytest.raises(DeviceMemoryError, match=r"3 pages of 128 tokens more, of 2 free"):
+        pages.reserve(1, 0, 2 * CHUNK + 1)
+    with pytest.raises(DeviceMemoryError, match=r"within 40032 tokens"):
+        pages.reserve(1, 0, 41_000)
+    assert pages.pool.num_unused == 2
+    pages.reserve(1, 0, 2 * CHUNK)
+    pages.cut(0, 0)
+    assert pages.pool.num_unused == ON_HOST - 3
+    assert pages.table[0].sum() == 0 < pages.table[1, :2].prod()
 
 
 class Other(torch.nn.Module):

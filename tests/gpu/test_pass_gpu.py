@@ -13,7 +13,7 @@ torch = pytest.importorskip("torch")
 pytest.importorskip("triton")
 pytest.importorskip("transformers")
 
-from tiny import MIDDLING, ON_DEVICE, Reference, build, error  # noqa: E402
+from tiny import MIDDLING, ON_DEVICE, Reference, build, error, stored  # noqa: E402
 
 from forerun.gpu.forward import Cache, Inputs, Kernels, PassShape, Scratch  # noqa: E402
 from forerun.gpu.model import GpuModel  # noqa: E402
@@ -105,30 +105,12 @@ def test_a_prompt_in_passes_of_all_widths(target: GpuModel) -> None:
                 target.commit(rows, [0], [size])
             at += size
         logits = target.score(rows, [0], [text[at:]], [len(text) - at])[0][-8:]
-        cache = rows.storage.cache
-        return [part[:, 0, :, :at].clone() for part in (cache.keys, cache.values)] + [logits]
+        return [*stored(rows.storage, 0, at), logits]
 
     narrow = read(*[128] * 15, 72)
     for sizes, beside in (((1992,), False), ((1024, 968), True), ((300,) * 6 + (192,), False)):
         for ours, theirs in zip(read(*sizes, beside=beside), narrow, strict=True):
             assert num_differing(ours, theirs) == 0
-
-
-def test_in_storage_that_grows(
-    target: GpuModel, one_by_one: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Begun in rows for 40 tokens, with passes captured before and after."""
-    monkeypatch.setattr("forerun.gpu.model.FIRST_CAPACITY", 64)
-    while target._pass.idle:  # larger ones of other tests
-        target._pass.idle.pop().close()
-    text, rows = text_of(0, LENGTH), target.start(2, 40)
-    assert rows.storage.capacity < LENGTH
-    for begin in range(0, LENGTH, 5):
-        part = text[begin : begin + 5]
-        logits = target.score(rows, [1], [part], [len(part)])[0]
-        target.commit(rows, [1], [len(part)])
-        assert num_differing(logits, one_by_one[begin : begin + 5]) == 0
-    assert rows.storage.capacity >= LENGTH
 
 
 def test_in_a_copy_of_another_row(target: GpuModel, one_by_one: Any) -> None:

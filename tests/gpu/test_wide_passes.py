@@ -12,7 +12,7 @@ pytest.importorskip("triton")
 pytest.importorskip("transformers")
 
 from interpreting import IN_INTERPRETER, chained_dots  # noqa: E402, F401
-from tiny import Reference, build, error  # noqa: E402
+from tiny import Reference, build, error, stored  # noqa: E402
 
 from forerun.gpu import forward  # noqa: E402
 from forerun.gpu.model import GpuModel  # noqa: E402
@@ -49,8 +49,7 @@ def fed(target: GpuModel, sizes: Sequence[int], beside: Sequence[int] = ()) -> l
             logits = target.score(rows, [0], [part], [asked])
             target.commit(rows, [0], [size])
         at += size
-    cache = rows.storage.cache
-    return [logits[0, :ASKED], cache.keys[:, 0, :, :at].clone(), cache.values[:, 0, :, :at].clone()]
+    return [logits[0, :ASKED], *stored(rows.storage, 0, at)]
 
 
 def are_equal(first: list[Any], second: list[Any]) -> bool:

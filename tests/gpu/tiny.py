@@ -91,6 +91,13 @@ class Reference:
         return torch.stack(output.hidden_states)[:, 0]
 
 
+def stored(storage: Any, row: int, count: int) -> list[Any]:
+    """Keys and values (layers, key heads, count, head size) of the first tokens of a row."""
+    pages = [page.number for page in storage.pages.of_row(row, count)]
+    both = (storage.cache.keys, storage.cache.values)
+    return [part[:, pages].transpose(1, 2).flatten(2, 3)[:, :, :count].clone() for part in both]
+
+
 def error(ours: Any, exact: Any) -> float:
     """The largest error of a row of (N, V), as a share of the row's spread; NaN is infinite."""
     ours, exact = ours.double(), exact.double()

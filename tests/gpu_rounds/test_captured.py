@@ -22,8 +22,8 @@ from forerun.engine.engine import Engine  # noqa: E402
 from forerun.engine.request import Request  # noqa: E402
 from forerun.generation.intake import make_request  # noqa: E402
 from forerun.gpu.model import GpuModel  # noqa: E402
+from forerun.gpu.pool import DeviceMemoryError, Pool  # noqa: E402
 from forerun.gpu.rows import GpuRows  # noqa: E402
-from forerun.gpu.storage import DeviceMemoryError  # noqa: E402
 from forerun.gpu_rounds import captures, executor  # noqa: E402
 from forerun.gpu_rounds.choosing import executor_of  # noqa: E402
 from forerun.gpu_rounds.executor import Captured  # noqa: E402
@@ -396,38 +396,39 @@ def test_a_drafter_that_gives_nan_costs_its_drafts_alone(broken: Any, rule: str)
         assert answers[0].tokens == alone([5, 39], 3)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("whose", ["target", "draft"])
-def test_a_round_is_made_anew_when_storage_has_grown(whose: str) -> None:
-    """A graph holds addresses: none is launched on keys that were moved."""
-    engine = engine_of(Model(DRAFT), num_rows=2, draft_length=1)
-    request = request_of(PROMPTS[0], 8)
-    engine.submit(request)
-    engine.step()
-    made: Any = engine._executor
-    old = made._flight.round
-    rows = made._state if whose == "target" else made._drafter.rows
-    rows.storage.grow(rows.storage.num_rows, rows.storage.capacity + 1)
-    engine.step()
-    assert made._flight.round is not old
-    finish(engine)
-    assert request.output == alone(PROMPTS[0], 8)
-
-
 def test_a_drafter_without_memory_costs_its_drafts_alone(
     plain: list[list[int]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    make_room = GpuRows.make_room
+    make = Pool.make
 
-    def refuse(self: GpuRows, num_rows: int, longest: int) -> None:
-        if self.storage.weights is DRAFT._weights:
+    def refuse(self: Pool) -> None:
+        if self is DRAFT._pass.pool:
             raise DeviceMemoryError("no memory")
-        make_room(self, num_rows, longest)
+        make(self)
 
-    monkeypatch.setattr(GpuRows, "make_room", refuse)
+    monkeypatch.setattr(Pool, "make", refuse)
     answers = generate(drafter=Model(DRAFT), draft_length=2)
     assert texts(answers) == plain
     assert all("no memory" in answer.stats.notes[0] for answer in answers)
+
+
+@pytest.mark.slow
+def test_a_text_without_pages_of_the_drafter_goes_on_without_drafts(
+    plain: list[list[int]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In the rounds of others, who are drafted for."""
+    reserve = GpuRows.reserve
+
+    def refuse(self: GpuRows, row: int, begin: int, end: int) -> None:
+        if self.storage.weights is DRAFT._weights and row == 1:
+            raise DeviceMemoryError("no pages")
+        reserve(self, row, begin, end)
+
+    monkeypatch.setattr(GpuRows, "reserve", refuse)
+    answers = generate(drafter=Model(DRAFT), draft_length=2)
+    assert texts(answers) == plain
+    assert not any(answer.stats.notes for answer in answers)
+    assert [answer.stats.drafted > 0 for answer in answers] == [True, False, True]
 
 
 @pytest.mark.slow

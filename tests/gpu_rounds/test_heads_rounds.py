@@ -18,7 +18,7 @@ pytest.importorskip("transformers")
 import array_api_compat as compat  # noqa: E402
 import numpy as np  # noqa: E402
 from interpreting import IN_INTERPRETER  # noqa: E402
-from tiny import build  # noqa: E402
+from tiny import build, stored  # noqa: E402
 from tiny_heads import save_drafter  # noqa: E402
 
 import forerun as fr  # noqa: E402
@@ -34,7 +34,7 @@ from forerun.generation.intake import make_request  # noqa: E402
 from forerun.gpu.heads_rows import HeadsRows  # noqa: E402
 from forerun.gpu.heads_storage import HeadsStorage  # noqa: E402
 from forerun.gpu.model import GpuModel  # noqa: E402
-from forerun.gpu.storage import DeviceMemoryError  # noqa: E402
+from forerun.gpu.pool import DeviceMemoryError, Pool  # noqa: E402
 from forerun.gpu.weights import Weights  # noqa: E402
 from forerun.gpu_rounds.choosing import executor_of  # noqa: E402
 from forerun.gpu_rounds.device_heads import DeviceHeads, device_heads  # noqa: E402
@@ -183,8 +183,8 @@ def fresh(text: Sequence[int]) -> tuple[Any, HeadsRows]:
     TARGET.watch(state, heads().layers)
     listening = heads().start(TARGET, 1, 64)
     runner: Any = listening.runner
-    size = state.storage.num_rows, state.storage.capacity
-    storage = HeadsStorage(runner.network, runner.embedding, heads().tokens, *size)
+    pages = state.storage.pages
+    storage = HeadsStorage(runner.network, runner.embedding, heads().tokens, pages)
     state.listener = rows = HeadsRows(storage, 1)
     with torch.inference_mode():
         state.feed([(0, 0, text[:-1])])
@@ -228,12 +228,18 @@ def check_entries(engine: Engine, row: int, text: Sequence[int]) -> None:
     count = len(text) - 1
     assert rows.lengths[row] == executor._state.lengths[row] == count
     _, others = fresh(text)
-    for part in ("keys", "values"):
-        mine = getattr(rows.storage.cache, part)[0, row, :, :count]
-        other = getattr(others.storage.cache, part)[0, 0, :, :count]
+    both = [
+        [*stored(storage, row, count), features(storage, row, count)]
+        for storage, row in ((rows.storage, row), (others.storage, 0))
+    ]
+    for mine, other in zip(*both, strict=True):
         torch.testing.assert_close(mine, other, rtol=0.02, atol=0.02)
-    mine, other = rows.storage.features[row, :count], others.storage.features[0, :count]
-    torch.testing.assert_close(mine, other, rtol=0.02, atol=0.02)
+
+
+def features(storage: HeadsStorage, row: int, count: int) -> Any:
+    """Of the first tokens of a row, (count, D)."""
+    pages = [page.number for page in storage.pages.of_row(row, count)]
+    return storage.features[pages].flatten(0, 1)[:count]
 
 
 @pytest.mark.parametrize(
@@ -314,36 +320,11 @@ def test_without_memory_for_its_keys_drafts_come_from_the_host(
         raise DeviceMemoryError("no memory")
 
     monkeypatch.setattr(TARGET._pass, "idle", [])
-    monkeypatch.setattr(HeadsStorage, "_allocate", refuse)
+    monkeypatch.setattr(Pool, "part", refuse)
     monkeypatch.delattr(LazyRows, "__getitem__")
     answers = generate(draft_length=2)
     assert texts(answers) == plain
     assert not any(answer.stats.notes for answer in answers)
-
-
-@pytest.mark.slow
-def test_without_memory_to_grow_a_request_goes_on_without_drafts(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    def refuse(*_: Any) -> None:
-        raise DeviceMemoryError("no memory")
-
-    engine = engine_of(num_rows=1, capacity=60)
-    request = request_of(PROMPTS[0], 8)
-    engine.submit(request)
-    engine.step()
-    executor: Any = engine._executor
-    monkeypatch.setattr(HeadsStorage, "grow", refuse)
-    storage = executor._state.storage
-    executor._state.make_room(1, storage.capacity + 1)
-    finish(engine)
-    engine.close()
-    answer = fr.generate(
-        TARGET, PROMPTS[0], drafter=None, sampling=SAMPLING, max_new_tokens=8, ignore_eos=True
-    )
-    assert request.output == answer.tokens
-    assert "no memory" in request.stats.notes[0]
-    assert len(request.stats.notes) == 1
 
 
 def test_the_usual_drafter_is_one_that_drafts_within_the_rounds(tmp_path: Path) -> None:
@@ -421,9 +402,8 @@ def test_every_round_with_a_tree_tells_the_drafter_what_was_emitted() -> None:
         check_entries(engine, row, request.tokens)
         count = len(request.tokens) - 1
         state, _ = fresh(request.tokens)
-        for part in ("keys", "values"):
-            mine = getattr(executor._state.storage.cache, part)[:, row, :, :count]
-            other = getattr(state.storage.cache, part)[:, 0, :, :count]
+        both = stored(executor._state.storage, row, count), stored(state.storage, 0, count)
+        for mine, other in zip(*both, strict=True):
             torch.testing.assert_close(mine, other, rtol=0.02, atol=0.02)
     engine.close()
 

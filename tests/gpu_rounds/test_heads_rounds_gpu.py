@@ -107,8 +107,7 @@ def test_edits_and_cuts(pair: Pair) -> None:
 
 
 @pytest.mark.slow
-def test_storage_grows_beside_an_answer(pair: Pair) -> None:
-    """A long prompt is read in parts; rounds are captured anew on keys that have moved."""
+def test_a_long_prompt_is_read_in_parts_beside_an_answer(pair: Pair) -> None:
     target, heads = pair
     sampling = fr.Sampling(temperature=0.8, seed=5)
     generator = random.Random(2)
@@ -123,7 +122,7 @@ def test_storage_grows_beside_an_answer(pair: Pair) -> None:
     )  # fmt: skip
     executor: Any = engine._executor
     assert type(executor._drafter) is DeviceHeads
-    requests, before = [], executor._drafter.rows.storage.capacity
+    requests = []
     for text, most in cases:
         requests.append(make_request(target, text, AnswerOptions(sampling, max_new_tokens=most)))
         engine.submit(requests[-1])
@@ -131,7 +130,6 @@ def test_storage_grows_beside_an_answer(pair: Pair) -> None:
             engine.step()
     while engine.busy:
         engine.step()
-    assert executor._drafter.rows.storage.capacity > before
     engine.close()
     assert [request.output for request in requests] == alone
 

@@ -16,7 +16,7 @@ pytest.importorskip("numba")
 from forerun.lean import pages as storage
 from forerun.lean.attention import PAGE, HeadShape
 from forerun.lean.model import LeanModel
-from forerun.lean.pages import CHUNK, FIRST_CHUNK, LINE, Page, Pages, empty_pages, num_pages
+from forerun.lean.pages import CHUNK, FIRST_CHUNK, LINE, Page, Pages, empty_pages
 from forerun.lean.shape import LANES
 from forerun.lean.storage import padded
 
@@ -242,4 +242,4 @@ def test_what_a_page_held_before_is_never_read(monkeypatch: pytest.MonkeyPatch) 
 
 @pytest.mark.parametrize(("length", "expected"), [(0, 0), (1, 1), (PAGE, 1), (PAGE + 1, 2)])
 def test_number_of_pages(length: int, expected: int) -> None:
-    assert num_pages(length) == expected
+    assert no_pages().num_pages(length) == expected

@@ -125,10 +125,11 @@ class Inputs:
 
 
 class Cache(NamedTuple):
-    """Keys and values of all layers and rows, and the rotary table."""
+    """Keys and values of all layers, in pages; the pages of rows; and the rotary tables."""
 
-    keys: Any  # (layers, rows, key heads, capacity, head size)
+    keys: Any  # (layers, pages, key heads, slots of a page, head size)
     values: Any
+    pages: Any  # (rows, pages of a row), int32
     cos: Any  # (tables, positions, turned dimensions / 2), float32
     sin: Any
 
@@ -280,13 +281,19 @@ class Kernels:
         cache: Cache,
         scratch: Scratch,
         attention: AttentionScratch | None = None,
+        *,
+        early: bool = True,
     ) -> None:
-        """attention: for passes that have some."""
+        """attention: for passes that have some.
+
+        early: the inputs were written before the kernel that comes before the first layer.
+        """
         device = weights.head.device
         self._weights, self._shape, self._inputs = weights, shape, inputs
         self._cache, self._scratch, self._attention = cache, scratch, attention
         self._memory = shared_memory(device)
         self._pdl = dependent_launch(device)
+        self._early = early
         self._rows = {  # of kernels that see whole rows
             "UNIT": weights.form.family.unit, "K": weights.hidden,
             "KP": triton.next_power_of_2(weights.hidden), "P": scratch.squares.shape[1],
@@ -376,6 +383,7 @@ class Kernels:
         w, shape, inputs, attention = self._weights, self._shape, self._inputs, self._attention
         scratch, form = self._scratch, w.form
         keys, values = self._cache.keys[number], self._cache.values[number]
+        pages = self._cache.pages
         sinks, window = w.layers[number].sinks, form.layers[number].window or 0
         sizes = {"H": form.num_heads, "KV": form.num_key_heads, "G": form.group,
                  "GP": triton.next_power_of_2(form.group),
@@ -389,8 +397,8 @@ class Kernels:
         if shape.is_whole:
             attend_whole[(form.num_key_heads, shape.num_segments)](
                 scratch.queries, keys, values, scratch.mixed, inputs.rows, inputs.positions,
-                inputs.segments, sinks, keys.shape[2], form.attention_scale, form.attention_cap,
-                window, num_warps=warps, num_stages=WHOLE_STAGES, **sizes,
+                inputs.segments, sinks, pages, pages.shape[1], form.attention_scale,
+                form.attention_cap, window, num_warps=warps, num_stages=WHOLE_STAGES, **sizes,
             )  # fmt: skip
             return
         assert attention is not None
@@ -400,9 +408,9 @@ class Kernels:
         attend[(form.num_key_heads, chunks, shape.num_segments)](
             scratch.queries, keys, values, scratch.mixed, attention.parts, attention.stats,
             attention.done, inputs.rows, inputs.positions, inputs.before, inputs.branches,
-            inputs.segments, sinks, keys.shape[2], form.attention_scale, form.attention_cap,
-            shape.branch_width, window, TREE=shape.branch_width > 0, num_warps=warps,
-            num_stages=ATTENTION_STAGES, **sizes,
+            inputs.segments, sinks, pages, pages.shape[1], form.attention_scale,
+            form.attention_cap, shape.branch_width, window, TREE=shape.branch_width > 0,
+            num_warps=warps, num_stages=ATTENTION_STAGES, **sizes,
         )  # fmt: skip
 
     def project(self, number: int, source: Any, squares: Any) -> None:
@@ -419,13 +427,15 @@ class Kernels:
             columns, num_outputs = min(columns, chosen("qkv", m).columns), heads * half
         how = tile("qkv", m, depth, self._memory, columns, num_outputs)
         programs = -(-m // how.rows), heads * -(-half // how.columns)
+        pages = {"pages": cache.pages, "width": cache.pages.shape[1]}
         sizes = {"H": form.num_heads, "KV": form.num_key_heads, "HD": form.head_size,
-                 "UNIT": form.family.unit, "TURN": table is not None} | self._pdl  # fmt: skip
+                 "PAGE": keys.shape[2], "UNIT": form.family.unit,
+                 "TURN": table is not None} | self._pdl | pages  # fmt: skip
         queries_keys_values[programs](
             squares=squares, bias=layer.qkv_bias, head_norms=norms, q=scratch.queries, keys=keys,
             values=values, raw=scratch.raw, cos=cos, sin=sin, rows=inputs.rows,
-            slots=inputs.slots, positions=inputs.positions, M=m, capacity=keys.shape[2],
-            eps=form.eps, K=depth, P=squares.shape[1], BN=how.columns, BK=how.depth, MP=how.rows,
+            slots=inputs.slots, positions=inputs.positions, M=m, eps=form.eps, K=depth,
+            P=squares.shape[1], EARLY=self._early, BN=how.columns, BK=how.depth, MP=how.rows,
             BIAS=layer.qkv_bias is not None, HEAD_NORM=norms is not None, RAW=is_raw,
             num_warps=how.warps, num_stages=how.stages, **sizes,
             **operands(source, layer.qkv, how, m),
@@ -433,7 +443,7 @@ class Kernels:
         if is_raw:
             turn[(m, 2)](
                 scratch.raw, layer.head_norms, scratch.queries, keys, cos, sin, inputs.rows,
-                inputs.slots, inputs.positions, keys.shape[2], form.eps,
+                inputs.slots, inputs.positions, eps=form.eps,
                 HP=triton.next_power_of_2(form.head_size),
                 WP=triton.next_power_of_2(form.num_heads), RD=2 * cos.shape[1],
                 HEAD_NORM=form.head_norms == "head", WIDE_NORM=form.head_norms == "width",

@@ -11,7 +11,6 @@ import torch
 from forerun.gpu.forward import MOST_TOKENS, Inputs, PassShape
 from forerun.gpu.heads_storage import HeadsStorage
 from forerun.gpu.kernels.heads import join_kept
-from forerun.gpu.storage import DeviceMemoryError, Storage
 
 Entry = tuple[int, int, int]
 """The row and the slot of a token, and the token after it."""
@@ -21,7 +20,6 @@ class HeadsRows:
     """Rows numbered like those of the target.
 
     lengths: entries per row: of the first tokens of a text, each with the token after it.
-    error: why features are not kept any more.
     """
 
     is_always_told = True
@@ -29,13 +27,11 @@ class HeadsRows:
     def __init__(self, storage: HeadsStorage, num_rows: int) -> None:
         self.storage = storage
         self.lengths = [0] * num_rows
-        self.error: DeviceMemoryError | None = None
 
     def hear(self, inputs: Inputs, states: Any) -> None:
         """Keep the features of a pass of the target, whose hidden states (M, F) these are."""
-        if self.error is None:
-            self.storage.fuse(states, inputs.shape.num_tokens)
-            self.storage.keep(inputs)
+        self.storage.fuse(states, inputs.shape.num_tokens)
+        self.storage.keep(inputs)
 
     def extend(self, entries: Sequence[Entry]) -> None:
         """Compute the keys and values of entries whose features are kept."""
@@ -47,35 +43,18 @@ class HeadsRows:
             _fill(inputs, part)
             storage = self.storage
             join_kept[(size,)](
-                storage.features, inputs.ids, inputs.rows, inputs.slots, storage.weights.embedding,
-                storage.norms, storage.joined, storage.capacity, storage.weights.eps, num_warps=4,
-                **storage.wide,
+                inputs.ids, inputs.rows, inputs.slots, storage.weights.embedding, storage.norms,
+                storage.joined, storage.weights.eps, num_warps=4, **storage.kept, **storage.wide,
             )  # fmt: skip
             storage.project(inputs, size)
 
     def release(self, row: int) -> None:
         self.lengths[row] = 0
 
-    def copy(self, source: int, row: int, length: int) -> None:
-        """A row of the target begins like another one."""
+    def move(self, sources: tuple[Any, Any], targets: tuple[Any, Any]) -> None:
+        """The target keeps a path of a tree: from pages and slots (M,) to others."""
         features = self.storage.features
-        features[row, :length] = features[source, :length]
-
-    def move(self, row: int, sources: Any, targets: Any) -> None:
-        """The target keeps a path of a tree: from slots (M,) to slots (M,)."""
-        features = self.storage.features
-        features[row, targets] = features[row, sources]
-
-    def follow(self, target: Storage) -> None:
-        """Make room for as many rows and tokens as the target has.  Without memory for that no
-        more is heard."""
-        storage = self.storage
-        if target.num_rows <= storage.num_rows and target.capacity <= storage.capacity:
-            return
-        try:
-            storage.grow(target.num_rows, target.capacity)
-        except DeviceMemoryError as error:
-            self.error = error
+        features[targets] = features[sources]
 
 
 def _fill(inputs: Inputs, entries: Sequence[Entry]) -> None:

@@ -6,7 +6,7 @@ products of a feature and an embedding side by side.
 
 from __future__ import annotations
 
-from functools import partial
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -19,31 +19,32 @@ from forerun.gpu.forward import (
     Cache,
     Inputs,
     Kernels,
+    PassShape,
     add,
 )
 from forerun.gpu.kernels.heads import keep_features, norm_states
-from forerun.gpu.storage import Storage, no_memory
+from forerun.gpu.pool import DevicePages
+from forerun.gpu.storage import Storage
 from forerun.gpu.weights import Layer, Weights
 from forerun.kernels.early_launch import dependent_launch
 from forerun.models.families import Family, Form
 
 
 class HeadsStorage(Storage):
-    """Rows of one network, numbered like those of its target.
+    """Rows of one network, which have the pages of their target's.
 
-    features: (rows, capacity, D), of every token that the target has processed.
+    features: (pages, slots of a page, D), of every token that the target has processed.
     columns: (Vd,), the target's id of each token of the network.
     """
 
-    features: Any
-
-    def __init__(
-        self, network: Network, embedding: Any, tokens: Any, num_rows: int, capacity: int
-    ) -> None:
+    def __init__(self, network: Network, embedding: Any, tokens: Any, pages: DevicePages) -> None:
         self.network = network
         weights = _weights(network, embedding)
         device = weights.head.device
-        super().__init__(weights, partial(_angles, network, device), num_rows, capacity)
+        super().__init__(weights, pages)
+        size = weights.form.num_key_heads, pages.size, weights.form.head_size
+        sizes = [(1, *size), (1, *size), (1, pages.size, weights.hidden)]
+        self._paged = pages.pool.part(network, sizes)
         self.vocab_size = int(embedding.shape[0])  # of the target
         self.columns = torch.as_tensor(tokens).to(device, torch.int32)
         norms = network.norm_feature.weight, network.norm_embedding.weight
@@ -53,6 +54,26 @@ class HeadsStorage(Storage):
         self.fused = like.new_zeros((MOST_TOKENS, width))
         self._normed_states = like.new_zeros((MOST_TOKENS, network.design.num_features))
         self._zeros = like.new_zeros((MOST_TOKENS, width))
+
+    @cached_property
+    def cache(self) -> Cache:
+        pool = self.pages.pool
+        pool.make()
+        angles = _angles(self.network, self.columns.device, pool.num_positions)
+        keys, values, _ = self._paged.tensors
+        return Cache(keys, values, self.pages.table, *angles)
+
+    @property
+    def features(self) -> Any:
+        self.pages.pool.make()
+        return self._paged.tensors[2][0]
+
+    @property
+    def kept(self) -> dict[str, Any]:
+        """Where features are kept, for kernels."""
+        table = self.pages.table
+        return {"features": self.features, "pages": table, "width": table.shape[1],
+                "PAGE": self.pages.size}  # fmt: skip
 
     @property
     def wide(self) -> dict[str, int]:
@@ -88,15 +109,22 @@ class HeadsStorage(Storage):
         kept."""
         count = inputs.shape.num_tokens - first
         keep_features[(count,)](
-            self.fused[first:], inputs.rows[first:], inputs.slots[first:], self.features,
-            self.capacity, num_warps=4, **self.wide,
+            self.fused[first:], inputs.rows[first:], inputs.slots[first:], num_warps=4,
+            **self.kept, **self.wide,
         )  # fmt: skip
 
     def project(self, inputs: Inputs, num_tokens: int) -> None:
         """Queue the keys and values of the first entries, whose inputs are joined."""
-        shape = inputs.shape._replace(num_tokens=num_tokens)
-        kernels = Kernels(self.weights, shape, inputs, self.cache, self.scratch)
+        kernels = self._kernels(inputs, inputs.shape._replace(num_tokens=num_tokens))
         kernels.project(0, self.joined, self.scratch.no_squares)
+
+    def _kernels(
+        self, inputs: Inputs, shape: PassShape, attention: AttentionScratch | None = None
+    ) -> Kernels:
+        """Inputs are written by the kernel before."""
+        return Kernels(
+            self.weights, shape, inputs, self.cache, self.scratch, attention, early=False
+        )
 
     def finish(
         self, inputs: Inputs, attention: AttentionScratch, logits: Any, features: Any = None
@@ -106,27 +134,9 @@ class HeadsStorage(Storage):
 
         features: of the entries; None: they are in `scratch.x`.
         """
-        kernels = Kernels(self.weights, inputs.shape, inputs, self.cache, self.scratch, attention)
+        kernels = self._kernels(inputs, inputs.shape, attention)
         kernels.layer(0, self.joined, self.scratch.no_squares, self.weights.norm, features)
         kernels.head(logits, None if logits.shape[1] == len(self.columns) else self.columns)
-
-    def grow(self, num_rows: int, capacity: int) -> None:
-        old = self.features
-        super().grow(num_rows, capacity)
-        rows, slots = old.shape[:2]
-        self.features[:rows, :slots] = old
-
-    def _allocate(self, num_rows: int, capacity: int) -> Cache:
-        cache, weights = super()._allocate(num_rows, capacity), self.weights
-        size = num_rows, capacity, weights.hidden
-        like = {"dtype": weights.head.dtype, "device": weights.head.device}
-        try:
-            self.features = torch.zeros(size, **like)
-        except torch.cuda.OutOfMemoryError as error:
-            needed = num_rows * capacity * weights.hidden * weights.head.element_size()
-            what = f"Features of {num_rows} rows of {capacity} tokens"
-            raise no_memory(what, needed, like["device"]) from error
-        return cache
 
 
 def _weights(network: Network, embedding: Any) -> Weights:

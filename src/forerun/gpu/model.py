@@ -12,8 +12,9 @@ import torch
 
 from forerun.base.errors import UnsupportedError, explain
 from forerun.gpu.inference import inference
+from forerun.gpu.pool import MOST_ROWS, DevicePages, Pool
 from forerun.gpu.rows import GpuRows
-from forerun.gpu.storage import FIRST_CAPACITY, Storage, first_rows, keys_bytes
+from forerun.gpu.storage import Storage
 from forerun.gpu.weights import Weights, places, take, unfit
 from forerun.models.base import (
     GpuPass,
@@ -32,10 +33,6 @@ from forerun.models.pickling import NotPickled
 from forerun.models.rounded import Bits
 from forerun.models.trial_results import LOCK, Findings, findings_of
 
-SLACK = 32  # slots past the longest text, that drafts may be written to
-FEW_TOKENS = 4096  # of all rows together, that there is room for at least
-SPARE = 4  # times the storage that is needed, up to which a larger one is used
-
 
 @dataclass
 class DevicePass:
@@ -43,6 +40,7 @@ class DevicePass:
 
     weights: Weights
     places: tuple[int, ...]  # where the parameters lie of which these are views
+    pool: Pool
     idle: list[Storage] = field(default_factory=list)  # of engines that are gone
     reproduces: bool | None = None  # the model; None: not tried yet
 
@@ -71,8 +69,9 @@ class GpuModel(NotPickled, GpuPass):
                 )
             )
         if self.findings.device_pass is None or not self.findings.device_pass.is_of(model):
-            weights = take(model)
-            self.findings.device_pass = DevicePass(weights, places(model))
+            weights, angles = take(model), partial(_angles, *rotary_of(model))
+            pool = Pool(weights, angles, model.config.max_position_embeddings)
+            self.findings.device_pass = DevicePass(weights, places(model), pool)
         self._pass: DevicePass = self.findings.device_pass
         self._weights = self._pass.weights
         self.model = model
@@ -104,17 +103,15 @@ class GpuModel(NotPickled, GpuPass):
 
     @property
     def num_tokens_free(self) -> int | None:
-        """Tokens whose keys and values the free memory of the device has room for."""
+        """Tokens whose keys and values there is room for."""
         if self.device.type != "cuda":
             return None
-        return int(torch.cuda.mem_get_info(self.device)[0] // (2 * keys_bytes(self._weights)))
+        return self._pass.pool.num_unused * self._pass.pool.size
 
     @inference
     def start(self, num_rows: int, capacity: int = 0) -> GpuRows:
-        least = min(FIRST_CAPACITY, FEW_TOKENS // num_rows)  # so that short texts share captures
-        needed = capacity or min(self.max_context or FIRST_CAPACITY, FIRST_CAPACITY)
-        needed = max(needed + SLACK, least)
-        storage = self._storage(num_rows, needed)
+        storage = self._storage(num_rows)
+        storage.pages.pool.start()
         rows = GpuRows(storage, num_rows, capacity)
         weakref.finalize(rows, _keep, self._pass.idle, storage)
         return rows
@@ -135,6 +132,7 @@ class GpuModel(NotPickled, GpuPass):
     def commit(self, state: GpuRows, rows: Sequence[int], kept: Sequence[Kept]) -> None:
         state.commit(rows, kept)
 
+    @inference
     def release(self, state: GpuRows, row: int) -> None:
         state.release(row)
 
@@ -149,6 +147,7 @@ class GpuModel(NotPickled, GpuPass):
         check_copy(state.lengths, source, row, length)
         return state.copy_prefix(source, row, length)
 
+    @inference
     def truncate(self, state: GpuRows, row: int, length: int) -> int:
         check_truncate(state.lengths, row, length)
         return state.truncate(row, length)
@@ -177,28 +176,21 @@ class GpuModel(NotPickled, GpuPass):
         """A copy with linear weights of 8 or 4 bits, run by transformers."""
         return HuggingFaceModel(self.model, self.tokenizer).rounded(bits)
 
-    def _storage(self, num_rows: int, capacity: int) -> Storage:
-        """Storage of an engine that is gone, where it fits, or new storage."""
-        needed, idle = num_rows * capacity, self._pass.idle
+    def _storage(self, num_rows: int) -> Storage:
+        """That of an engine that is gone, with what it captured, or a new one."""
         with LOCK:
-            for index in reversed(range(len(idle))):
-                storage = idle[index]
-                enough = storage.num_rows >= num_rows and storage.capacity >= capacity
-                if enough and storage.num_rows * storage.capacity <= SPARE * max(needed, 2048):
-                    del idle[index]
+            for storage in reversed(self._pass.idle):
+                if storage.pages.num_rows >= num_rows:
+                    self._pass.idle.remove(storage)
                     break
             else:
-                storage = None
-                while idle:
-                    idle.pop().close()
-        if storage is not None:
-            if self.device.type == "cuda":  # its last round may still run on another stream
-                torch.cuda.synchronize(self.device)
-            storage.watch(())
-            return storage
-        rows = first_rows(self._weights, num_rows, capacity)
-        angles = partial(_angles, *rotary_of(self.model))  # holds no whole model
-        return Storage(self._weights, angles, rows, capacity)
+                pages = DevicePages(self._pass.pool, max(num_rows, MOST_ROWS))
+                return Storage(self._weights, pages)
+        if self.device.type == "cuda":  # its last round may still run on another stream
+            torch.cuda.synchronize(self.device)
+        storage.pages.restart()
+        storage.watch(())
+        return storage
 
 
 def _angles(frequencies: Any, factors: list[float], slots: int) -> tuple[Any, Any]:
@@ -211,5 +203,6 @@ def _angles(frequencies: Any, factors: list[float], slots: int) -> tuple[Any, An
 
 def _keep(idle: list[Storage], storage: Storage) -> None:
     """The rows of an engine are gone: the next one may have its storage."""
+    storage.pages.clear()
     with LOCK:
-        idle[:] = [*idle[-1:], storage]
+        idle.append(storage)

@@ -21,8 +21,8 @@ from forerun.gpu.forward import (
     padded_pass,
 )
 from forerun.gpu.heads_rows import HeadsRows
-from forerun.gpu.storage import FIRST_CAPACITY, Storage
-from forerun.models.base import Parents, room
+from forerun.gpu.storage import Storage
+from forerun.models.base import Parents
 from forerun.models.feed import Feed, feeds
 from forerun.models.hidden_states import History
 from forerun.models.path_rows import PathRows
@@ -51,8 +51,8 @@ class GpuRows(PathRows):
     def __init__(self, storage: Storage, num_rows: int, capacity: int) -> None:
         super().__init__(num_rows)
         self.storage = storage
+        self.capacity = capacity  # of the longest text, 0 if it is not known
         self.listener: HeadsRows | None = None
-        self._capacity = capacity
         self._num_layers = 0  # that a pass runs; 0: all
 
     @property
@@ -74,7 +74,8 @@ class GpuRows(PathRows):
             known = self._fed[row].shared(feed, end - count)
             lines += _lines(row, self.lengths[row], feed, known, end - count, index * width)
             self.forget(row, known)  # nothing to build on if a pass is interrupted
-        self.make_room(max(rows) + 1, max(line.slot for line in lines) + 1)
+        for row, feed in zip(rows, fed, strict=True):
+            self.reserve(row, self.lengths[row], self.lengths[row] + len(feed.tokens))
         vocab = self.storage.weights.head.shape[0]
         size, device = (len(rows) * width, vocab), self.storage.cache.keys.device
         make = torch.empty if min(num_logits) == width else torch.zeros  # no row is left undefined
@@ -94,8 +95,8 @@ class GpuRows(PathRows):
         ]
         if not lines:
             return
-        self.make_room(max(line.row for line in lines) + 1, max(line.slot for line in lines) + 1)
-        for row, _, _ in parts:
+        for row, begin, tokens in parts:
+            self.reserve(row, begin, begin + len(tokens))
             self.forget(row)
         for some in _passes(lines):
             self._pass(some, None)
@@ -120,13 +121,9 @@ class GpuRows(PathRows):
             self._history.cut(row)
 
     def copy_prefix(self, source: int, row: int, length: int) -> int:
-        """Copy the keys and values of the first tokens of `source` to an empty row."""
-        length = min(length, self.lengths[source])
-        self.make_room(max(source, row) + 1, length)
-        for part in (self.storage.cache.keys, self.storage.cache.values):
-            part[:, row, :, :length] = part[:, source, :, :length]
-        if self.listener is not None:
-            self.listener.copy(source, row, length)
+        """Let an empty row share the pages that hold the first tokens of `source`."""
+        length, pages = min(length, self.lengths[source]), self.storage.pages
+        pages.share(pages.of_row(source, length), row)
         return self._set_prefix(source, row, length)
 
     def watch(self, layers: Sequence[int]) -> None:
@@ -150,28 +147,22 @@ class GpuRows(PathRows):
             empty = self.storage.watched[:0]
             self._seen[row] = empty if seen is None or known == 0 else seen[:known]
 
-    def make_room(self, num_rows: int, longest: int) -> None:
-        """For so many rows, and texts of this length."""
-        storage = self.storage
-        if num_rows > storage.num_rows or longest > storage.capacity:
-            if num_rows > storage.num_rows:
-                num_rows = room(storage.num_rows, num_rows, len(self.lengths))
-            if longest > storage.capacity:
-                longest = room(storage.capacity, longest, self._capacity or FIRST_CAPACITY)
-            storage.grow(num_rows, longest)
-            if self.listener is not None:
-                self.listener.follow(storage)
+    def reserve(self, row: int, begin: int, end: int) -> None:
+        """Give a row pages of its own for slots `begin` to `end`."""
+        if self.listener is not None:  # what is kept of a token depends on the one after it
+            begin = max(0, begin - 1)
+        self.storage.pages.reserve(row, begin, end)
 
     def _move(self, row: int, sources: Any, targets: Any) -> None:
-        device = self.storage.cache.keys.device
-        source, target = (torch.from_numpy(slots).to(device) for slots in (sources, targets))
-        for part in (self.storage.cache.keys, self.storage.cache.values):
-            part[:, row, :, target] = part[:, row, :, source]
+        pages, cache = self.storage.pages, self.storage.cache
+        (page, slot), (new_page, new_slot) = pages.places(row, sources), pages.places(row, targets)
+        for part in (cache.keys, cache.values):
+            part[:, new_page, :, new_slot] = part[:, page, :, slot]
         if self.listener is not None:
-            self.listener.move(row, source, target)
+            self.listener.move((page, slot), (new_page, new_slot))
 
     def _cut(self, row: int, length: int) -> None:
-        """A row has its storage for good."""
+        self.storage.pages.cut(row, length)
 
     def _pass(self, lines: Sequence[Line], logits: Any) -> None:
         """Fill in the logits that some lines ask for, and note the states of all."""

@@ -1,19 +1,17 @@
-"""Keys and values on the device, with the captured passes that read and write them.
+"""What an engine has on the device: pages of its rows, scratch, and captured passes.
 
-A captured graph holds addresses, so storage is made once for as many rows and tokens as are hinted
-at, kept for the next engine, and replaced by a larger one only when a text outgrows it.
+A captured graph holds addresses, so all of this is kept for the next engine of the model.
 """
 
 from __future__ import annotations
 
+from functools import cached_property
 from typing import Any
 
 import torch
 
 from forerun.base.capturing import captured
-from forerun.base.errors import ForerunError, explain
 from forerun.gpu.forward import (
-    CHUNK,
     MOST_TOKENS,
     AttentionScratch,
     Cache,
@@ -22,15 +20,8 @@ from forerun.gpu.forward import (
     Scratch,
     launch,
 )
+from forerun.gpu.pool import DevicePages
 from forerun.gpu.weights import Weights
-
-FIRST_CAPACITY = 1024  # tokens of a row where nothing is hinted at
-FEW_ROWS = 4  # that are made at once, however many may come
-SHARE = 0.5  # of the free memory, within which all rows are made at once
-
-
-class DeviceMemoryError(ForerunError, MemoryError):
-    """The device has no room for the keys and values that were asked for."""
 
 
 class CapturedPass:
@@ -66,32 +57,26 @@ class CapturedPass:
 
 
 class Storage:
-    """Rows of one model on its device."""
+    """Room for the rows of one engine at a time."""
 
-    def __init__(self, weights: Weights, rotary: Any, num_rows: int, capacity: int) -> None:
-        self.weights = weights
+    def __init__(self, weights: Weights, pages: DevicePages) -> None:
+        self.weights, self.pages = weights, pages
         self.num_bytes = weights.num_bytes  # read in a pass
         self.scratch = Scratch(weights, MOST_TOKENS)
         self._logits: dict[tuple[str, int], Any] = {}
         self._attention: AttentionScratch | None = None
         self.layers: tuple[int, ...] = ()
         self.watched: Any = None
-        self._rotary = rotary
         self._passes: dict[tuple[PassShape, tuple[int, ...]], CapturedPass] = {}  # layers too
         self._states: dict[tuple[int, ...], Any] = {(): None}  # room for those of some layers
         self.rounds: dict[Any, Any] = {}  # captured, by shape
         self.lanes: dict[Any, Any] = {}  # of these rounds
         self.heads: Any = None  # storage of a network that drafts from the states of these rows
-        self.cache = self._allocate(num_rows, rounded_up(capacity))
 
-    @property
-    def num_rows(self) -> int:
-        return int(self.cache.keys.shape[1])
-
-    @property
-    def capacity(self) -> int:
-        """Tokens of a row."""
-        return int(self.cache.keys.shape[3])
+    @cached_property
+    def cache(self) -> Cache:
+        keys, values, cos, sin = self.pages.pool.tensors
+        return Cache(keys, values, self.pages.table, cos, sin)
 
     def logits(self, use: str, count: int) -> Any:
         """Room for so many rows of logits (count, V), shared by all passes with that use: they run
@@ -122,69 +107,3 @@ class Storage:
             width = len(layers) * self.weights.hidden
             self._states[layers] = self.scratch.x.new_empty((MOST_TOKENS, width))
         self.layers, self.watched = layers, self._states[layers]
-
-    def close(self) -> None:
-        """Forget what was captured; its memory is free at once, without waiting for the garbage
-        collector to find the cycle."""
-        self._passes, self.rounds, self.lanes = {}, {}, {}
-        self.heads = self._attention = None
-
-    def grow(self, num_rows: int, capacity: int) -> None:
-        """Make room, and copy what there is."""
-        old = self.cache
-        self._passes, self.rounds, self._attention = {}, {}, None
-        self.cache = self._allocate(
-            max(num_rows, self.num_rows), rounded_up(max(capacity, self.capacity))
-        )
-        rows, slots = old.keys.shape[1], old.keys.shape[3]
-        self.cache.keys[:, :rows, :, :slots] = old.keys
-        self.cache.values[:, :rows, :, :slots] = old.values
-
-    def _allocate(self, num_rows: int, capacity: int) -> Cache:
-        weights = self.weights
-        form = weights.form
-        size = len(weights.layers), num_rows, form.num_key_heads, capacity, form.head_size
-        try:
-            keys, values = (
-                torch.zeros(size, dtype=weights.head.dtype, device=weights.head.device)
-                for _ in range(2)
-            )
-        except torch.cuda.OutOfMemoryError as error:
-            what = f"Keys and values of {num_rows} rows of {capacity} tokens"
-            needed = 2 * keys_bytes(weights) * num_rows * capacity
-            raise no_memory(what, needed, weights.head.device) from error
-        cos, sin = self._rotary(capacity)
-        return Cache(keys, values, cos, sin)
-
-
-def no_memory(what: str, needed: int, device: Any) -> DeviceMemoryError:
-    """What to say where so many bytes cannot be had."""
-    free = torch.cuda.mem_get_info(device)[0]
-    return DeviceMemoryError(
-        explain(
-            f"{what} need {needed / 2**30:.1f} GiB on the device.",
-            f"{free / 2**30:.1f} GiB free",
-            "Lower batch_size, max_new_tokens or the length of the prompts, or free memory on the "
-            "device.",
-        )
-    )
-
-
-def keys_bytes(weights: Weights) -> int:
-    """Of the keys of one token in all layers."""
-    size = len(weights.layers) * weights.form.num_key_heads * weights.form.head_size
-    return size * int(weights.head.element_size())
-
-
-def rounded_up(capacity: int) -> int:
-    """Whole chunks of attention, so that similar calls share storage."""
-    return max(1, -(-capacity // CHUNK)) * CHUNK
-
-
-def first_rows(weights: Weights, num_rows: int, capacity: int) -> int:
-    """How many rows to make at once: all, unless they would take much of the free memory."""
-    if not weights.head.is_cuda:
-        return num_rows
-    free = torch.cuda.mem_get_info(weights.head.device)[0]
-    needed = 2 * keys_bytes(weights) * num_rows * rounded_up(capacity)
-    return num_rows if needed <= SHARE * free else min(num_rows, FEW_ROWS)

@@ -35,7 +35,7 @@ SHRINK = 4
 MANY = 64
 """Lanes that are added at once where they are more than the tokens of a narrow pass."""
 SHORT = 1024
-"""Tokens of a text up to which rounds are captured for all that storage has room for."""
+"""Tokens of a text up to which rounds are captured for the longest that may come."""
 MOST_SECONDS = 10.0
 """After which no smaller size of round is captured beforehand; it is then not used on that
 storage."""
@@ -105,7 +105,7 @@ class Captures:
 
     def num_chunks(self, longest: int) -> int:
         """Chunks of attention for texts of this length."""
-        return num_chunks(max(longest, min(self._state.storage.capacity, SHORT)))
+        return num_chunks(max(longest, min(self._state.capacity or SHORT, SHORT)))
 
     def lanes(self, size: int) -> Lanes:
         storage = self._state.storage
@@ -125,7 +125,7 @@ class Captures:
         """The round of this shape, which may not be captured yet."""
         storage, other, lanes = self._state.storage, storage_of(drafts), self.lanes(shape.num_lanes)
         made: CapturedRound | None = storage.rounds.get(shape)
-        if made is None or not made.stands_on(other):
+        if made is None or made.draft is not other:
             if shape.is_tree:
                 assert isinstance(other, HeadsStorage)
                 made = TreeRound(shape, lanes, storage, other)
@@ -142,7 +142,7 @@ class Captures:
         shape = shape._replace(block=0)
         key = self._top, shape._replace(num_lanes=0, draft_length=0, draws=drafts is not None)
         both = [rows.storage.rounds for rows in (self._state, drafts) if rows is not None]
-        known = both[0].get(key)  # gone when storage grows, as its rounds are
+        known = both[0].get(key)
         if known is None or any(rounds.get(key) is not known for rounds in both):
             known = self._captured(shape, drafts)
             for rounds in both:

@@ -7,8 +7,9 @@ from dataclasses import dataclass, field
 
 from forerun.engine.drafting import Drafting
 from forerun.engine.plan import RoundPlan, Span
+from forerun.gpu.pool import DeviceMemoryError
 from forerun.gpu.rows import GpuRows
-from forerun.gpu.storage import DeviceMemoryError, Storage
+from forerun.gpu.storage import Storage
 from forerun.gpu_rounds.captures import DraftRows, drafts_in
 
 
@@ -26,7 +27,7 @@ class DeviceDrafter:
     context: int | None = None
     is_on_host: bool = False
     hears: bool = field(default=False, init=False)  # every round, on the device
-    _users: dict[int, int] = field(default_factory=dict)  # by row: the number of the request
+    crowded: set[int] = field(default_factory=set)  # rows for whose texts it has no room
 
     @property
     def rows(self) -> DraftRows | None:
@@ -37,14 +38,13 @@ class DeviceDrafter:
         rows: GpuRows = getattr(state, "inner", state).rows  # of a drafter within `Forced`, too
         return rows
 
-    def free(self, spans: Sequence[Span]) -> None:
-        """Forget the texts of requests whose rows have passed to others."""
-        new = [span for span in spans if self._users.get(span.row) != span.request.number]
-        rows = self.rows if new else None
-        for span in new:
-            self._users[span.row] = span.request.number
-            if rows is not None:
-                rows.release(span.row)
+    def free(self, left: Sequence[int]) -> None:
+        """Forget the texts of rows that requests have left."""
+        self.crowded.difference_update(left)
+        rows = self.rows if left else None
+        if rows is not None:
+            for row in left:
+                rows.release(row)
 
     def rows_in(self, length: int) -> DraftRows | None:
         """Those that a round of this draft length reads or writes."""
@@ -55,28 +55,37 @@ class DeviceDrafter:
         spans: Sequence[Span],
         texts: Sequence[Sequence[int]],
         more: Sequence[int | None],
+        ends: Sequence[int],
         length: int,
-        room: int,
     ) -> DraftRows | None:
         """Store all but the last two tokens of texts, which the first draft step feeds.
 
         more: tokens that a round on its way adds to each; None: there is nothing to store.
+        ends: tokens that each text has at most when the round begins.
         Gives the rows that a round of this draft length reads or writes.  Where there is no memory
-        for slots up to `room`, the requests go on without drafts, and it is None.
+        for any, the requests go on without drafts, and it is None.
         """
         rows = self.rows_in(length)
         if not isinstance(rows, GpuRows):
             return None
         try:
-            rows.make_room(max(span.row for span in spans) + 1, room)
+            rows.storage.pages.pool.make()
         except DeviceMemoryError as error:
             self.drafting.give_up(error, {span.row: span.request for span in spans})
             return None
+        for span, end in zip(spans, ends, strict=True):
+            if span.row not in self.crowded:
+                try:
+                    rows.reserve(span.row, rows.lengths[span.row], end + length)
+                except DeviceMemoryError:
+                    rows.release(span.row)
+                    self.crowded.add(span.row)
         rows.feed(
             [
                 (span.row, stored, text[stored:end])
                 for span, text, count in zip(spans, texts, more, strict=True)
                 if count is not None
+                and span.row not in self.crowded
                 and (stored := rows.lengths[span.row]) < (end := len(text) - 2 + count)
             ]
         )

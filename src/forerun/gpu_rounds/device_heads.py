@@ -16,8 +16,8 @@ from forerun.engine.steering.draft_planning import TREE_HEIGHT
 from forerun.gpu.forward import NARROW
 from forerun.gpu.heads_rows import HeadsRows
 from forerun.gpu.heads_storage import HeadsStorage
+from forerun.gpu.pool import DeviceMemoryError
 from forerun.gpu.rows import GpuRows
-from forerun.gpu.storage import DeviceMemoryError
 from forerun.gpu_rounds.captures import MARGIN, DraftRows
 from forerun.gpu_rounds.device_drafter import DeviceDrafter
 from forerun.gpu_rounds.tree_tables import PROFILE, level_order
@@ -38,20 +38,17 @@ class DeviceHeads(DeviceDrafter):
 
     @property
     def rows(self) -> HeadsRows | None:
-        has_rows = self.drafting.drafter is not None and self.heads.error is None
-        return self.heads if has_rows else None
+        return None if self.drafting.drafter is None else self.heads
 
     def catch_up(
         self,
         spans: Sequence[Span],
         texts: Sequence[Sequence[int]],
         more: Sequence[int | None],
+        ends: Sequence[int],
         length: int,
-        room: int,
     ) -> DraftRows | None:
         """Make entries of all tokens but the last: their features are kept."""
-        if self.heads.error is not None and length:
-            self.drafting.give_up(self.heads.error, {span.row: span.request for span in spans})
         rows = self.rows
         if rows is not None:
             entries = []
@@ -102,13 +99,12 @@ def device_heads(drafter: Heads, drafting: Drafting, state: GpuRows) -> DeviceHe
         return None
     kept = target.heads
     if kept is None or kept.network is not runner.network:
-        size = target.num_rows, target.capacity
+        pages = target.pages
         try:
             with torch.inference_mode():
-                kept = HeadsStorage(runner.network, runner.embedding, drafter.tokens, *size)
+                kept = HeadsStorage(runner.network, runner.embedding, drafter.tokens, pages)
         except DeviceMemoryError:
             return None
         target.heads = kept
     state.listener = HeadsRows(kept, len(state.lengths))
-    state.listener.follow(target)
     return DeviceHeads(drafting, heads=state.listener)

@@ -94,9 +94,9 @@ class HeadsSteps:
         draft, inputs = self._draft, self._inputs
         draft_entry[(len(logits),)](
             lanes.last, sampled.extra, drafts, lanes.rows, lanes.stored, lanes.remaining,
-            draft.features, draft.weights.embedding, draft.norms, draft.scratch.x, draft.joined,
-            inputs.rows, inputs.slots, inputs.positions, inputs.segments, step, drafts.shape[1],
-            draft.capacity, draft.weights.eps, V=draft.vocab_size, FIRST=step == 0, num_warps=4,
+            draft.weights.embedding, draft.norms, draft.scratch.x, draft.joined, inputs.rows,
+            inputs.slots, inputs.positions, inputs.segments, step, drafts.shape[1],
+            draft.weights.eps, V=draft.vocab_size, FIRST=step == 0, num_warps=4, **draft.kept,
             **draft.wide, **dependent_launch(drafts.device),
         )  # fmt: skip
         draft.finish(inputs, self._attention, logits)
@@ -120,8 +120,8 @@ class Hearing:
         draft.fuse(self._watched, inputs.shape.num_tokens)
         join_followers[(num_tokens,)](
             draft.fused, outcome.accepted, outcome.extra, drafts, inputs.rows, inputs.slots,
-            draft.features, draft.weights.embedding, draft.norms, draft.joined, drafts.shape[1],
-            draft.capacity, draft.weights.eps, V=draft.vocab_size, num_warps=4, **draft.wide,
+            draft.weights.embedding, draft.norms, draft.joined, drafts.shape[1], draft.weights.eps,
+            V=draft.vocab_size, num_warps=4, **draft.kept, **draft.wide,
             **dependent_launch(drafts.device),
         )  # fmt: skip
         if inputs.shape.num_tokens > num_tokens:

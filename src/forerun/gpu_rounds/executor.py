@@ -104,7 +104,10 @@ class Captured:
         """Draft, score and decide; nothing is kept until `commit`."""
         self._begun, self._captured_before = working(), self._captures.seconds
         self._unseen = set()
-        self._drafter.free(plan.spans)
+        left = [arguments[0] for verb, arguments in plan.changes if verb == "leave"]
+        self._drafter.free(left)
+        if self._flight is not None:
+            self._flight.leave(left)
         is_host = needs_host(plan)
         if not any(is_host):
             self._halves = None
@@ -211,23 +214,15 @@ class Captured:
         """Launch the next round in the same lanes, which stand on the device as the last one leaves
         them; those who have come take free ones.
 
-        None if more or fewer lanes would do, if all requests may be over, or if more room is
-        needed: then it is launched when the outcome of the last one is known."""
+        None if more or fewer lanes would do, or if all requests may be over: then it is launched
+        when the outcome of the last one is known."""
         shape, spans = flight.round.shape, plan.answering
         most = flight.longest(spans)
         ends = [len(span.request.prompt) + span.request.limit for span in spans]
         may_end = all(length >= end for length, end in zip(most, ends, strict=True))
         if may_end or self._captures.size(len(spans)) != shape.num_lanes:
             return None
-        if not flight.round.stands_on(flight.round.draft):
-            return None  # keys have moved
         asked = self._drafter.asked(plan, range(len(spans)))
-        length = self._draft_length(asked, shape.num_lanes, max(most))
-        drafts = self._drafter.rows_in(length)
-        num_rows, room = _needed(spans, most, parts)
-        for storage in (self._state.storage, *([] if drafts is None else [drafts.storage])):
-            if num_rows > storage.num_rows or room > storage.capacity:
-                return None
         texts = [span.request.tokens for span in spans]
         is_trial = plan.drafts.is_trial
         return self._launch(spans, texts, asked, parts, behind=flight, is_trial=is_trial)
@@ -334,12 +329,9 @@ class Captured:
         if behind is None:
             num_lanes, order = captures.size(len(spans)), list(range(len(spans)))
             most, moves = list(map(len, texts)), [False] * len(spans)
-            num_rows, room = _needed(spans, most, parts)
-            self._state.make_room(num_rows, room)
         else:
             num_lanes, order = behind.round.shape.num_lanes, behind.places(spans)
             most, moves = behind.longest(spans), [behind.lane(span) is not None for span in spans]
-            num_rows, room = _needed(spans, most, parts)
         length = self._draft_length(asked, num_lanes, max(most))
         inside, outside = fitting(parts, size := self._block_size(parts, num_lanes, length))
         self._state.feed(outside)
@@ -352,14 +344,16 @@ class Captured:
             stored = firsts.get(span.row, end - 1)
             able.append(goes_on or self._drafter.can_follow(end, stored))
             more.append(int(is_moved) if able[-1] and not goes_on else None)
-        drafts = self._drafter.catch_up(spans, texts, more, length, room)
+        drafts = self._drafter.catch_up(spans, texts, more, most, length)
+        crowded = self._drafter.crowded
+        able = [can and span.row not in crowded for can, span in zip(able, spans, strict=True)]
         if drafts is None and not self._drafter.is_on_host:
             length, able = 0, [False] * len(spans)
         asked = [min(count, length) if can else 0 for count, can in zip(asked, able, strict=True)]
         shape = RoundShape(
             num_lanes,
             length,
-            captures.num_chunks(room),
+            captures.num_chunks(MARGIN + max([*most, *(at + len(part) for _, at, part in parts)])),
             self._rule.name,
             draws=drafts is not None,
             cuts=any(cuts_law(span.request.sampling) for span in spans),
@@ -369,6 +363,10 @@ class Captured:
             block=size,
             num_likely=number_of([span.request.num_logprobs for span in spans]),
         )
+        for span, end in zip(spans, most, strict=True):
+            self._state.reserve(span.row, self._state.lengths[span.row], end + shape.num_nodes)
+        for row, at, part in inside:
+            self._state.reserve(row, at, at + len(part))
         captures.warm_up(shape, drafts)
         made = captures.round(shape, drafts)
         places = dict(zip(order, zip(spans, texts, asked, able, strict=True), strict=True))
@@ -430,12 +428,3 @@ class Captured:
         drafter's context."""
         length = self._captures.length(num_lanes, asked)
         return length if self._drafter.can_read(longest + length) else 0
-
-
-def _needed(
-    spans: Sequence[Span], lengths: Sequence[int], parts: Sequence[Part]
-) -> tuple[int, int]:
-    """Rows and tokens of a row that storage must have room for."""
-    rows = [span.row for span in spans] + [row for row, _, _ in parts]
-    ends = [*lengths, *(first + len(tokens) for _, first, tokens in parts)]
-    return max(rows) + 1, max(ends) + MARGIN

@@ -81,6 +81,12 @@ class Flight:
         there = self.spans[lane]
         return lane if there is not None and there.row == span.row else None
 
+    def leave(self, rows: Sequence[int]) -> None:
+        """The texts of these rows are gone, and with them what this round adds to them."""
+        for lane, span in enumerate(self.spans):
+            if span is not None and span.row in rows:
+                self.lengths[lane] = -1
+
     def places(self, spans: Sequence[Span]) -> list[int]:
         """Lanes for the next round: those that requests have, or others."""
         lanes = [self.lane(span) for span in spans]

@@ -8,7 +8,6 @@ the host has looked at the last.  One small table comes back.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from operator import is_
 from typing import Any, NamedTuple
 
 import torch
@@ -89,7 +88,6 @@ class CapturedRound:
         vocab = target.weights.head.shape[0]
         self._edits = lanes.make_edits(vocab) if shape.edits else None
         self._target, self.draft = target, draft
-        self._caches = target.cache, None if draft is None else draft.cache
         device = target.weights.head.device
         b, k = shape.num_lanes, shape.num_nodes
         self.drafts = torch.zeros((b, k), dtype=torch.int64, device=device)
@@ -136,12 +134,6 @@ class CapturedRound:
             self._step_thresholds = torch.empty((b, 1), device=device)
             self._cuts = CutScratch.allocate(b * (k + 1), device)
         self._graph: Any = None
-
-    def stands_on(self, draft: Storage | None) -> bool:
-        """Whether it drafts on this storage, and nothing has moved since it was made: a graph holds
-        addresses."""
-        caches = self._target.cache, None if draft is None else draft.cache
-        return self.draft is draft and all(map(is_, caches, self._caches))
 
     def _pass_shape(self) -> PassShape:
         shape, count = self.shape, self.shape.num_tokens

@@ -81,12 +81,12 @@ class TreeRound(CapturedRound):
             out.reached, out.accepted, self.drafts, self._parents, self._nodes, self._line,
             self._num_nodes, self._height, num_warps=1,
         )  # fmt: skip
-        cache, weights = self._target.cache, self._target.weights
-        num_layers, num_rows, num_heads, capacity, size = cache.keys.shape
+        cache = self._target.cache
+        num_layers, num_pages, num_heads, page, size = cache.keys.shape
         move_path[(b, num_layers * num_heads)](
             cache.keys, cache.values, self._nodes, out.accepted, lanes.rows, lanes.stored,
-            lanes.remaining, num_rows, capacity, self._height, HD=size,
-            KV=weights.form.num_key_heads, HP=triton.next_power_of_2(size),
+            lanes.remaining, cache.pages, num_pages, cache.pages.shape[1], self._height, PAGE=page,
+            KV=num_heads, HD=size, HP=triton.next_power_of_2(size),
             WIDE=self._tree_sizes["WIDE"], num_warps=1,
         )  # fmt: skip
         if self._edits is not None:

@@ -121,10 +121,9 @@ class PathHearing:
         draft.fuse(self._watched, num_rows)
         join_path[(inputs.shape.num_tokens,)](
             draft.fused, outcome.accepted, outcome.extra, nodes, line, lanes.rows, lanes.stored,
-            lanes.remaining, draft.features, draft.weights.embedding, draft.norms, draft.joined,
-            inputs.rows, inputs.slots, inputs.positions, num_rows // num_lanes - 1,
-            nodes.shape[1], draft.capacity, draft.weights.eps, V=draft.vocab_size, num_warps=4,
-            **draft.wide,
+            lanes.remaining, draft.weights.embedding, draft.norms, draft.joined, inputs.rows,
+            inputs.slots, inputs.positions, num_rows // num_lanes - 1, nodes.shape[1],
+            draft.weights.eps, V=draft.vocab_size, num_warps=4, **draft.kept, **draft.wide,
         )  # fmt: skip
         draft.project(inputs, inputs.shape.num_tokens)
 

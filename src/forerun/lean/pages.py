@@ -1,8 +1,7 @@
 """Keys and values of rows, in pages of PAGE slots.
 
-A row has a list of pages; slot s lies in page s // PAGE.  Storage grows by single pages, so nothing
-is copied to make room, and released pages are reused.  Rows that begin with the same text share
-pages; a shared page is copied when one of its rows is about to write to it.
+A row has a list of pages (`models/pages.py`).  Storage grows by single pages, so nothing is copied
+to make room, and released pages are reused.
 
 Pages are allocated in chunks.  In a chunk the keys of one head lie page after page, and then its
 values, so that a long text is read from memory in long runs.  Keys of slots that are not yet in use
@@ -16,7 +15,7 @@ passes before.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import groupby
 
@@ -27,6 +26,7 @@ from forerun.lean.linear import Floats
 from forerun.lean.plan import Ints
 from forerun.lean.shape import LANES
 from forerun.models.base import room
+from forerun.models.pages import RowPages
 
 Rotary = Callable[[int, int], tuple[Floats, Floats]]
 """Cosines and sines (tables, end - begin, head size / 2) of the positions `begin` to `end`."""
@@ -68,16 +68,16 @@ def empty_pages(count: int, num_layers: int, heads: HeadShape) -> list[Page]:
     return [Page(numbers[:, :, :, index], heads) for index in range(count)]
 
 
-class Pages:
+class Pages(RowPages[Page]):
     """The pages of all rows, and the tables that compiled code reads."""
 
     def __init__(self, num_layers: int, num_rows: int, heads: HeadShape, rotary: Rotary) -> None:
+        super().__init__(num_rows, PAGE)
         self.num_allocated = 0
         self._num_layers = num_layers
         self._heads = heads
         self._rotary = rotary
-        self._rows: list[list[Page]] = [[] for _ in range(num_rows)]  # pages of each
-        self._free: list[Page] = []
+        self._unused: list[Page] = []
         self._next: list[Page] = []  # a chunk that is being cleared
         self._num_cleared = 0  # float32 numbers of `_next` that are zero
         none = np.zeros((1, 1), np.int64)
@@ -86,25 +86,11 @@ class Pages:
     @property
     def num_used(self) -> int:
         """Pages that rows hold."""
-        return self.num_allocated - len(self._free) - len(self._next)
-
-    def of_row(self, row: int, length: int) -> list[Page]:
-        """The pages of the first `length` slots of a row."""
-        return self._rows[row][: num_pages(length)]
+        return self.num_allocated - len(self._unused) - len(self._next)
 
     def reserve(self, row: int, begin: int, end: int) -> None:
         """Give a row pages of its own for slots `begin` to `end`; it has those before `begin`."""
-        pages = self._rows[row]
-        for index in range(begin // PAGE, min(len(pages), num_pages(end))):
-            if (shared := pages[index]).num_holders > 1:
-                pages[index] = self._new_page()
-                pages[index].numbers[...] = shared.numbers
-                self._drop(shared)
-                self._write_addresses(row, index)
-        num_held, num_needed = len(pages), num_pages(end)
-        if num_needed > num_held:
-            pages += [self._new_page() for _ in range(num_needed - num_held)]
-            self._write_addresses(row, num_held)
+        super().reserve(row, begin, end)
         self._extend_angles(end)
         self._clear_ahead(end - begin)
 
@@ -118,21 +104,6 @@ class Pages:
             copy.num_holders = 1
         return copies
 
-    def share(self, pages: Sequence[Page], row: int) -> None:
-        """Let a row begin with these pages, in place of the pages it has."""
-        for page in pages:
-            page.num_holders += 1
-        self.cut(row, 0)
-        self._rows[row] = list(pages)
-        self._write_addresses(row, 0)
-
-    def cut(self, row: int, length: int) -> None:
-        """Give back the pages of a row that its first `length` slots do not need."""
-        pages = self._rows[row]
-        for page in reversed(pages[num_pages(length) :]):  # the first is reused first
-            self._drop(page)
-        del pages[num_pages(length) :]
-
     def move(self, row: int, old: Ints, new: Ints) -> None:
         """Copy slots `old` (N,) of a row to `new` (N,); both ascend, and no slot moves up."""
         pages = self._rows[row]
@@ -145,9 +116,9 @@ class Pages:
             written.values[:, :, :, there] = read.values[:, :, :, here]
 
     def _new_page(self) -> Page:
-        if not self._free:
+        if not self._unused:
             self._take_chunk()
-        page = self._free.pop()
+        page = self._unused.pop()
         page.num_holders = 1
         if not page.is_clear:
             page.keys[...], page.is_clear = 0, True
@@ -156,7 +127,7 @@ class Pages:
     def _take_chunk(self) -> None:
         """Make the pages of the next chunk free for use, whether they are cleared or not."""
         self._allocate()
-        self._free += self._next[::-1]
+        self._unused += self._next[::-1]
         self._next, self._num_cleared = [], 0
 
     def _allocate(self) -> None:
@@ -173,7 +144,7 @@ class Pages:
         have filled their pages.
         """
         num_rows = sum(map(bool, self._rows))
-        if len(self._free) >= num_rows:
+        if len(self._unused) >= num_rows:
             return
         self._allocate()
         memory: Floats = self._next[0].numbers.base.view(np.float32)  # type: ignore[union-attr]
@@ -186,15 +157,14 @@ class Pages:
                 page.is_clear = True
             self._take_chunk()
 
-    def _drop(self, page: Page) -> None:
-        """Take a page from one holder; a page without holders is free."""
-        page.num_holders -= 1
-        if page.num_holders == 0:
-            self._free.append(page)
+    def _copy(self, page: Page, to: Page) -> None:
+        to.numbers[...] = page.numbers
 
-    def _write_addresses(self, row: int, first: int) -> None:
-        """Write the addresses of a row's pages, from number `first` on, into the tables, which grow
-        if they must."""
+    def _free(self, page: Page) -> None:
+        self._unused.append(page)
+
+    def _note(self, row: int, first: int) -> None:
+        """Write the addresses of these pages into the tables, which grow if they must."""
         pages, tables = self._rows[row], (self.cache.pages, self.cache.apart)
         have, need = tables[0].shape, (row + 1, len(pages))
         if need[0] > have[0] or need[1] > have[1]:
@@ -217,8 +187,3 @@ class Pages:
                 cos=np.concatenate([self.cache.cos, cos], 1),
                 sin=np.concatenate([self.cache.sin, sin], 1),
             )
-
-
-def num_pages(length: int) -> int:
-    """The number of pages that hold `length` slots."""
-    return -(-length // PAGE)

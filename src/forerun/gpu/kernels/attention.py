@@ -10,7 +10,7 @@ import triton
 import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from forerun.gpu.kernels.layers import ONES, capped
+from forerun.gpu.kernels.layers import ONES, capped, page_of
 
 NOTHING = tl.constexpr(-1e30)
 """Less than any score."""
@@ -52,10 +52,10 @@ def _averages(most, sums, mixed, sinks, heads, inside, SINKS: tl.constexpr):
     return mixed / sums[:, None]
 
 
-@triton.jit(do_not_specialize=["capacity", "width", "window"])
+@triton.jit(do_not_specialize=["row_pages", "width", "window"])
 def attend(
     q, keys, values, out, parts, stats, done, rows, slots, before, branches, segments, sinks,
-    capacity, scale, cap, width, window, H: tl.constexpr, KV: tl.constexpr, G: tl.constexpr,
+    pages, row_pages, scale, cap, width, window, H: tl.constexpr, KV: tl.constexpr, G: tl.constexpr,
     GP: tl.constexpr, HD: tl.constexpr, HP: tl.constexpr, MQ: tl.constexpr, CHUNK: tl.constexpr,
     BLOCK: tl.constexpr, SINKS: tl.constexpr, CAPPED: tl.constexpr, WINDOW: tl.constexpr,
     TREE: tl.constexpr, PDL: tl.constexpr,
@@ -68,6 +68,7 @@ def attend(
         sees the slots up to its own.  If TREE, a segment is one node: it sees the slots below
         `before`, then those listed in its row of `branches` (M, width), itself the last; `slots`
         is then the place of the node in its own branch, as if there were no other.
+    pages: (rows, row_pages), of CHUNK slots.
     parts, stats, done: what chunks hand to the program that adds them up.
     """
     head, chunk, segment = tl.program_id(0), tl.program_id(1), tl.program_id(2)
@@ -78,7 +79,7 @@ def attend(
     # these were written before the kernel that this one may overlap with began (dependent.py)
     first = tl.load(segments + 2 * segment, cache_modifier=".cg")
     count = tl.load(segments + 2 * segment + 1, cache_modifier=".cg")
-    row = tl.load(rows + first, cache_modifier=".cg").to(tl.int64)
+    row = tl.load(rows + first, cache_modifier=".cg")
     place = tl.load(slots + first + member, mask=member < count, other=0, cache_modifier=".cg")
     last = slots + first + tl.maximum(count - 1, 0)
     seen = tl.load(last, cache_modifier=".cg") + 1  # by the last token
@@ -88,7 +89,9 @@ def attend(
         earliest = tl.load(slots + first, cache_modifier=".cg")
         begins = tl.maximum(earliest - window + 1, 0) // CHUNK
         num_chunks -= begins
-    base = (row * KV + head) * capacity
+    start = (begins + chunk) * CHUNK
+    there = (row >= 0) & (begins + chunk < row_pages)
+    base = (page_of(pages, row_pages, row, start, there, CHUNK) * KV + head) * CHUNK
     if TREE:
         trunk = tl.load(before + first, cache_modifier=".cg")
     if PDL:
@@ -103,14 +106,15 @@ def attend(
     total = tl.zeros((R, ONES), tl.float32)
     mixed = tl.zeros((R, HP), tl.float32)
     ones = tl.full((BLOCK, ONES), 1.0, tl.float32).to(q.dtype.element_ty)
-    start = (begins + chunk) * CHUNK
     for begin in range(start, tl.minimum(start + CHUNK, seen), BLOCK):
         t = begin + tl.arange(0, BLOCK)
-        slot = t
-        if TREE:
+        if TREE:  # a node may stand past the page
             branch = branches + first * width + t - trunk
             slot = tl.where(t < trunk, t, tl.load(branch, mask=(t >= trunk) & (t < seen), other=0))
-        at = (base + slot)[:, None] * HD + d[None, :]
+            page = page_of(pages, row_pages, row, slot, t < seen, CHUNK)
+            at = ((page * KV + head) * CHUNK + slot % CHUNK)[:, None] * HD + d[None, :]
+        else:
+            at = (base + t % CHUNK)[:, None] * HD + d[None, :]
         inside = (t < seen)[:, None] & (d < HD)[None, :]
         key = tl.load(keys + at, mask=inside, other=0.0)
         value = tl.load(values + at, mask=inside, other=0.0)
@@ -150,9 +154,9 @@ def attend(
             tl.store(counter, 0)
 
 
-@triton.jit(do_not_specialize=["capacity", "window"])
+@triton.jit(do_not_specialize=["row_pages", "window"])
 def attend_whole(
-    q, keys, values, out, rows, slots, segments, sinks, capacity, scale, cap, window,
+    q, keys, values, out, rows, slots, segments, sinks, pages, row_pages, scale, cap, window,
     H: tl.constexpr, KV: tl.constexpr, G: tl.constexpr, GP: tl.constexpr, HD: tl.constexpr,
     HP: tl.constexpr, MQ: tl.constexpr, CHUNK: tl.constexpr, BLOCK: tl.constexpr,
     SINKS: tl.constexpr, CAPPED: tl.constexpr, WINDOW: tl.constexpr, PDL: tl.constexpr,
@@ -172,7 +176,7 @@ def attend_whole(
     count = tl.load(segments + 2 * segment + 1)
     if count == 0:
         return
-    base = (tl.load(rows + first).to(tl.int64) * KV + head) * capacity
+    row = tl.load(rows + first)
     place = tl.load(slots + first + member, mask=member < count, other=0)
     seen = tl.load(slots + first + count - 1) + 1  # by the last token
     there = ((member < count) & (group < G))[:, None] & (d < HD)[None, :]
@@ -185,13 +189,16 @@ def attend_whole(
     start = 0
     if WINDOW:
         start = tl.maximum(tl.load(slots + first) - window + 1, 0) // CHUNK * CHUNK
+    page = page_of(pages, row_pages, row, start, True, CHUNK)
     for begin in range(start, seen, CHUNK):
+        base, after = (page * KV + head) * CHUNK, begin + CHUNK
+        page = page_of(pages, row_pages, row, after, after < seen, CHUNK)  # asked for early
         chunk_most = tl.full((R,), NOTHING, tl.float32)
         total = tl.zeros((R, ONES), tl.float32)
         part = tl.zeros((R, HP), tl.float32)
-        for block in range(begin, tl.minimum(begin + CHUNK, seen), BLOCK):
+        for block in range(begin, tl.minimum(after, seen), BLOCK):
             t = block + tl.arange(0, BLOCK)
-            at = (base + t)[:, None] * HD + d[None, :]
+            at = (base + t % CHUNK)[:, None] * HD + d[None, :]
             inside = (t < seen)[:, None] & (d < HD)[None, :]
             key = tl.load(keys + at, mask=inside, other=0.0)
             value = tl.load(values + at, mask=inside, other=0.0)

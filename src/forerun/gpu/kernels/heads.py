@@ -2,7 +2,7 @@
 
 An entry stands for a token.  Its input is a feature and the embedding of the token after it, each
 normalised, side by side (`drafters/heads/network.py`).  The features of tokens that the target has
-processed are kept (rows, capacity, K), so that entries can be made of them when it is known which
+processed are kept (pages, PAGE, K), so that entries can be made of them when it is known which
 token follows.  K is the hidden size, padded to KP.  A row that is negative is padding.
 """
 
@@ -13,6 +13,7 @@ import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from forerun.gpu.kernels.lanes import known
+from forerun.gpu.kernels.layers import page_of
 
 
 @triton.jit
@@ -39,6 +40,13 @@ def join(feature, token, embedding, norms, joined, eps, K: tl.constexpr, KP: tl.
 
 
 @triton.jit
+def kept(features, pages, width, row, slot, PAGE: tl.constexpr, K: tl.constexpr):
+    """Where the feature of a slot of a row is kept, by the table `pages` (rows, width)."""
+    page = page_of(pages, width, row, slot, row >= 0, PAGE)
+    return features + (page * PAGE + slot % PAGE) * K
+
+
+@triton.jit
 def norm_states(
     states, weight, normed, eps, K: tl.constexpr, KP: tl.constexpr, PDL: tl.constexpr
 ):  # fmt: skip
@@ -56,40 +64,42 @@ def norm_states(
     tl.store(normed + at, result.to(normed.dtype.element_ty), mask=inside)
 
 
-@triton.jit(do_not_specialize=["capacity"])
+@triton.jit(do_not_specialize=["width"])
 def keep_features(
-    fused, rows, slots, features, capacity, K: tl.constexpr, KP: tl.constexpr
+    fused, rows, slots, features, pages, width, PAGE: tl.constexpr, K: tl.constexpr,
+    KP: tl.constexpr,
 ):  # fmt: skip
     """Put new features (M, K) where those of their rows are kept; one program per token."""
     token = tl.program_id(0)
     k = tl.arange(0, KP)
-    row = tl.load(rows + token).to(tl.int64)
+    row = tl.load(rows + token)
     if row >= 0:
         values = tl.load(fused + token * K + k, mask=k < K, other=0.0)
-        where = features + (row * capacity + tl.load(slots + token)) * K
+        where = kept(features, pages, width, row, tl.load(slots + token), PAGE, K)
         tl.store(where + k, values, mask=k < K)
 
 
-@triton.jit(do_not_specialize=["capacity"])
+@triton.jit(do_not_specialize=["width"])
 def join_kept(
-    features, tokens, rows, slots, embedding, norms, joined, capacity, eps, K: tl.constexpr,
-    KP: tl.constexpr,
+    tokens, rows, slots, embedding, norms, joined, eps, features, pages, width,
+    PAGE: tl.constexpr, K: tl.constexpr, KP: tl.constexpr,
 ):  # fmt: skip
     """The inputs (M, 2 K) of entries whose features are kept; tokens (M,) follow them."""
     entry = tl.program_id(0)
     k = tl.arange(0, KP)
-    row = tl.load(rows + entry).to(tl.int64)
+    row = tl.load(rows + entry)
     if row >= 0:
-        where = features + (row * capacity + tl.load(slots + entry)) * K
+        where = kept(features, pages, width, row, tl.load(slots + entry), PAGE, K)
         feature = tl.load(where + k, mask=k < K, other=0.0).to(tl.float32)
         token = tl.load(tokens + entry)
         join(feature, token, embedding, norms, joined + entry * 2 * K, eps, K, KP)
 
 
-@triton.jit(do_not_specialize=["length", "capacity"])
+@triton.jit(do_not_specialize=["length", "width"])
 def join_followers(
-    fused, accepted, extra, drafts, rows, slots, features, embedding, norms, joined, length,
-    capacity, eps, V: tl.constexpr, K: tl.constexpr, KP: tl.constexpr, PDL: tl.constexpr,
+    fused, accepted, extra, drafts, rows, slots, embedding, norms, joined, length, eps, features,
+    pages, width, V: tl.constexpr, PAGE: tl.constexpr, K: tl.constexpr, KP: tl.constexpr,
+    PDL: tl.constexpr,
 ):  # fmt: skip
     """The inputs (M, 2 K) of the entries of a round that was decided, and their features to where
     they are kept; one program per token that the target was fed.
@@ -103,23 +113,23 @@ def join_followers(
     if PDL:
         gdc_wait()
         gdc_launch_dependents()
-    row = tl.load(rows + entry).to(tl.int64)
+    row = tl.load(rows + entry)
     if row >= 0:
         last = tl.load(extra + lane)
         drafted = tl.load(drafts + lane * length + slot, mask=slot < length, other=0)
         token = known(tl.where(slot < tl.load(accepted + lane), drafted, last), V)
         feature = tl.load(fused + entry * K + k, mask=k < K, other=0.0)
-        where = features + (row * capacity + tl.load(slots + entry)) * K
+        where = kept(features, pages, width, row, tl.load(slots + entry), PAGE, K)
         tl.store(where + k, feature, mask=k < K)
         feature = feature.to(tl.float32)
         join(feature, token, embedding, norms, joined + entry * 2 * K, eps, K, KP)
 
 
-@triton.jit(do_not_specialize=["step", "length", "capacity"])
+@triton.jit(do_not_specialize=["step", "length", "width"])
 def draft_entry(
-    last, sampled, drafts, lane_rows, stored, remaining, features, embedding, norms, x, joined,
-    rows, slots, positions, segments, step, length, capacity, eps, V: tl.constexpr,
-    K: tl.constexpr, KP: tl.constexpr, FIRST: tl.constexpr, PDL: tl.constexpr,
+    last, sampled, drafts, lane_rows, stored, remaining, embedding, norms, x, joined, rows, slots,
+    positions, segments, step, length, eps, features, pages, width, V: tl.constexpr,
+    PAGE: tl.constexpr, K: tl.constexpr, KP: tl.constexpr, FIRST: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """The entry of a draft step, one program per lane: its input (lanes, 2 K), and where it stands.
 
@@ -139,7 +149,7 @@ def draft_entry(
     row = tl.where((tl.load(remaining + lane) > 0) & (place >= step), row, -1)
     if FIRST:
         token = tl.load(last + lane)
-        where = features + (row.to(tl.int64) * capacity + place) * K
+        where = kept(features, pages, width, row, tl.maximum(place, 0), PAGE, K)
         feature = tl.load(where + k, mask=inside & (row >= 0), other=0.0)
         tl.store(x + lane * K + k, feature, mask=inside)
     else:

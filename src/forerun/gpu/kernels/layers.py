@@ -250,19 +250,37 @@ def gate_up(
     tl.store(y + m[:, None] * N + n[None, :], result.to(y.dtype.element_ty), mask=there)
 
 
-@triton.jit(do_not_specialize=["M", "capacity"])
+@triton.jit
+def page_of(pages, width, row, slot, there, PAGE: tl.constexpr):
+    """The page of a slot of a row, by the table `pages` (rows, width); 0 if not `there`."""
+    at = pages + row * width + slot // PAGE
+    return tl.load(at, mask=there, other=0, cache_modifier=".cg").to(tl.int64)
+
+
+@triton.jit
+def cache_place(rows, slots, pages, width, m, keep, PAGE: tl.constexpr):
+    """The page of each token (MP,), -1 for padding, and the slot in it."""
+    row = tl.load(rows + m, mask=keep, other=-1, cache_modifier=".cg")
+    slot = tl.load(slots + m, mask=keep, other=0, cache_modifier=".cg")
+    page = page_of(pages, width, row, slot, row >= 0, PAGE)
+    return tl.where(row >= 0, page, -1), slot % PAGE
+
+
+@triton.jit(do_not_specialize=["M", "width"])
 def queries_keys_values(
-    x, squares, w, bias, head_norms, q, keys, values, raw, cos, sin, rows, slots, positions, M,
-    capacity, eps, UNIT: tl.constexpr, K: tl.constexpr, P: tl.constexpr, H: tl.constexpr,
-    KV: tl.constexpr, HD: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, MP: tl.constexpr,
-    BIAS: tl.constexpr, HEAD_NORM: tl.constexpr, TURN: tl.constexpr, RAW: tl.constexpr,
-    BULK: tl.constexpr, PDL: tl.constexpr,
+    x, squares, w, bias, head_norms, q, keys, values, raw, cos, sin, rows, slots, positions, pages,
+    M, width, eps, UNIT: tl.constexpr, K: tl.constexpr, P: tl.constexpr, H: tl.constexpr,
+    KV: tl.constexpr, HD: tl.constexpr, PAGE: tl.constexpr, EARLY: tl.constexpr, BN: tl.constexpr,
+    BK: tl.constexpr, MP: tl.constexpr, BIAS: tl.constexpr, HEAD_NORM: tl.constexpr,
+    TURN: tl.constexpr, RAW: tl.constexpr, BULK: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """Queries to q (M, H * HD); keys and values to the cache (rows, KV, capacity, HD).
+    """Queries to q (M, H * HD); keys and values to the cache (pages, KV, PAGE, HD).
 
     A program makes the dimensions d and d + HD / 2 of one head, which rotary embedding mixes if
     TURN.  If RAW, queries and keys go to raw (M, (H + KV) * HD) as they are, for `turn`.
     head_norms: (2, HD), of queries and of keys, if HEAD_NORM; a program then makes a whole head.
+    pages: (rows, width).  EARLY: they are looked up before the kernel before this one has ended,
+        which wrote none of rows, slots and pages.
     """
     HALF: tl.constexpr = HD // 2
     PARTS: tl.constexpr = (HALF + BN - 1) // BN
@@ -272,6 +290,8 @@ def queries_keys_values(
     m = row + tl.arange(0, MP)
     keep, inside = m < M, d < HALF
     n, column = head * HD + d, head * HD + begin
+    if EARLY:
+        at, slot = cache_place(rows, slots, pages, width, m, keep, PAGE)
     if BULK:
         a, b = bulk_products(x, row, w, column, column + HALF, K, BK, MP, BN, True, PDL)
     else:
@@ -284,8 +304,9 @@ def queries_keys_values(
     if BIAS:
         a += tl.load(bias + n, mask=inside, other=0.0).to(tl.float32)[None, :]
         b += tl.load(bias + n + HALF, mask=inside, other=0.0).to(tl.float32)[None, :]
-    cache_row = tl.load(rows + m, mask=keep, other=-1)
-    keep = keep & (cache_row >= 0)
+    if not EARLY:
+        at, slot = cache_place(rows, slots, pages, width, m, keep, PAGE)
+    keep = keep & (at >= 0)
     there = keep[:, None] & inside[None, :]
     if (head < H + KV) and not RAW:
         if HEAD_NORM:
@@ -304,16 +325,14 @@ def queries_keys_values(
             c = tl.load(cos + angle, mask=there, other=0.0)
             s = tl.load(sin + angle, mask=there, other=0.0)
             a, b = a * c - b * s, b * c + a * s
-    slot = tl.load(slots + m, mask=keep, other=0)
+    at *= KV
     if RAW and (head < H + KV):
         o = raw + m[:, None] * ((H + KV) * HD) + n[None, :]
     elif head < H:
         o = q + m[:, None] * (H * HD) + n[None, :]
     elif head < H + KV:
-        o = keys + ((cache_row.to(tl.int64) * KV + head - H) * capacity + slot)[:, None] * HD
-        o += d[None, :]
+        o = keys + ((at + head - H) * PAGE + slot)[:, None] * HD + d[None, :]
     else:
-        o = values + ((cache_row.to(tl.int64) * KV + head - H - KV) * capacity + slot)[:, None] * HD
-        o += d[None, :]
+        o = values + ((at + head - H - KV) * PAGE + slot)[:, None] * HD + d[None, :]
     tl.store(o, a.to(q.dtype.element_ty), mask=there)
     tl.store(o + HALF, b.to(q.dtype.element_ty), mask=there)

@@ -11,7 +11,7 @@ import triton
 import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from forerun.gpu.kernels.layers import PARTIAL
+from forerun.gpu.kernels.layers import PARTIAL, page_of
 
 
 @triton.jit
@@ -96,12 +96,12 @@ def final_norm(x, norm, y, stride, eps, UNIT: tl.constexpr, K: tl.constexpr, KP:
     tl.store(y + token * stride + k, result.to(y.dtype.element_ty), mask=k < K)
 
 
-@triton.jit(do_not_specialize=["capacity"])
+@triton.jit(do_not_specialize=["width"])
 def turn(
-    raw, head_norms, q, keys, cos, sin, rows, slots, positions, capacity, eps, UNIT: tl.constexpr,
-    H: tl.constexpr, KV: tl.constexpr, HD: tl.constexpr, HP: tl.constexpr, WP: tl.constexpr,
-    RD: tl.constexpr, HEAD_NORM: tl.constexpr, WIDE_NORM: tl.constexpr, TURN: tl.constexpr,
-    PDL: tl.constexpr,
+    raw, head_norms, q, keys, cos, sin, rows, slots, positions, pages, width, eps,
+    UNIT: tl.constexpr, H: tl.constexpr, KV: tl.constexpr, HD: tl.constexpr, PAGE: tl.constexpr,
+    HP: tl.constexpr, WP: tl.constexpr, RD: tl.constexpr, HEAD_NORM: tl.constexpr,
+    WIDE_NORM: tl.constexpr, TURN: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """Queries and keys raw (M, (H + KV) * HD) to their places, normed and turned; one program per
     token for its queries, and one for its keys.
@@ -120,7 +120,7 @@ def turn(
     if PDL:
         gdc_wait()
         gdc_launch_dependents()
-    row = tl.load(rows + token).to(tl.int64)
+    row = tl.load(rows + token)
     if row >= 0:
         raw += token * (H + KV) * HD
         a = tl.load(raw + at, mask=there, other=0.0).to(tl.float32)
@@ -142,7 +142,8 @@ def turn(
         result = a.to(q.dtype.element_ty)
         if is_key:
             slot = tl.load(slots + token)
-            o = keys + ((row * KV + head)[:, None] * capacity + slot) * HD + d[None, :]
+            page = page_of(pages, width, row, slot, True, PAGE)
+            o = keys + ((page * KV + head)[:, None] * PAGE + slot % PAGE) * HD + d[None, :]
             tl.store(o, result, mask=there)
         else:
             tl.store(q + token * H * HD + head[:, None] * HD + d[None, :], result, mask=there)

@@ -10,8 +10,9 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from forerun.gpu.kernels.heads import join
+from forerun.gpu.kernels.heads import join, kept
 from forerun.gpu.kernels.lanes import known
+from forerun.gpu.kernels.layers import page_of
 from forerun.kernels.triton.arithmetic import (
     BLOCK,
     TARGET_BLOCK,
@@ -95,24 +96,26 @@ def trace_path(reached, accepted, drafts, parents, nodes, line, N, height):
         node = tl.load(parents + lane * N + node, mask=there, other=-1)
 
 
-@triton.jit(do_not_specialize=["num_rows", "capacity", "height"])
+@triton.jit(do_not_specialize=["num_pages", "width", "height"])
 def move_path(
-    keys, values, nodes, accepted, lane_rows, stored, remaining, num_rows, capacity, height,
-    KV: tl.constexpr, HD: tl.constexpr, HP: tl.constexpr, WIDE: tl.constexpr,
+    keys, values, nodes, accepted, lane_rows, stored, remaining, pages, num_pages, width, height,
+    PAGE: tl.constexpr, KV: tl.constexpr, HD: tl.constexpr, HP: tl.constexpr, WIDE: tl.constexpr,
 ):  # fmt: skip
-    """Keys and values (layers, rows, KV, capacity, HD) of the accepted nodes move to where the text
-    goes on; one program per lane, layer and key head."""
+    """Keys and values (layers, num_pages, KV, PAGE, HD) of the accepted nodes move to where the
+    text goes on; one program per lane, layer and key head."""
     lane, part = tl.program_id(0), tl.program_id(1)
     row = tl.load(lane_rows + lane)
     if (row >= 0) & (tl.load(remaining + lane) > 0):
         level, d = tl.arange(0, WIDE), tl.arange(0, HP)
         inside = level < tl.load(accepted + lane)
         node = tl.load(nodes + lane * height + level, mask=inside, other=0)
-        layer, head = part // KV, part % KV
-        first = ((layer * num_rows + row).to(tl.int64) * KV + head) * capacity
-        first += tl.load(stored + lane) + 1
-        old = (first + node)[:, None] * HD + d[None, :]
-        new = (first + level)[:, None] * HD + d[None, :]
+        layer, head = (part // KV).to(tl.int64) * num_pages, part % KV
+        first = tl.load(stored + lane) + 1
+        old, new = first + node, first + level
+        page = layer + page_of(pages, width, row, old, inside, PAGE)
+        old = ((page * KV + head) * PAGE + old % PAGE)[:, None] * HD + d[None, :]
+        page = layer + page_of(pages, width, row, new, inside, PAGE)
+        new = ((page * KV + head) * PAGE + new % PAGE)[:, None] * HD + d[None, :]
         there = inside[:, None] & (d < HD)[None, :]
         key = tl.load(keys + old, mask=there)
         value = tl.load(values + old, mask=there)
@@ -121,11 +124,11 @@ def move_path(
         tl.store(values + new, value, mask=there)
 
 
-@triton.jit(do_not_specialize=["N", "height", "capacity"])
+@triton.jit(do_not_specialize=["N", "height", "width"])
 def join_path(
-    fused, accepted, extra, nodes, line, lane_rows, stored, remaining, features, embedding, norms,
-    joined, rows, slots, positions, N, height, capacity, eps, V: tl.constexpr, K: tl.constexpr,
-    KP: tl.constexpr,
+    fused, accepted, extra, nodes, line, lane_rows, stored, remaining, embedding, norms, joined,
+    rows, slots, positions, N, height, eps, features, pages, width, V: tl.constexpr,
+    PAGE: tl.constexpr, K: tl.constexpr, KP: tl.constexpr,
 ):  # fmt: skip
     """The inputs (lanes * (height + 1), 2 K) of the entries of a round that was decided, and their
     features to where they are kept: of the text's last token, then of the accepted nodes."""
@@ -145,7 +148,7 @@ def join_path(
         token = tl.load(line + lane * height + place, mask=place < count, other=0)
         token = known(tl.where(place < count, token, tl.load(extra + lane)), V)
         feature = tl.load(fused + (lane * (N + 1) + node + 1) * K + k, mask=inside, other=0.0)
-        where = features + (row.to(tl.int64) * capacity + slot) * K
+        where = kept(features, pages, width, row, slot, PAGE, K)
         tl.store(where + k, feature, mask=inside)
         join(feature.to(tl.float32), token, embedding, norms, joined + entry * 2 * K, eps, K, KP)
 

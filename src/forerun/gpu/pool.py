@@ -1,0 +1,275 @@
+"""Keys and values of one model on its device, in pages that the rows of all its engines draw on.
+
+A pool is made once, when a row first needs a page.  All models that were started on the device by
+then share what it has left, with as many pages each: a drafter has room for the texts of its
+target.  Nothing grows after that, and nothing moves that a captured graph holds an address of.
+Page 0 belongs to nobody: what is written past the pages of a row lands there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from math import prod
+from threading import RLock
+from typing import Any
+from weakref import WeakKeyDictionary, WeakSet
+
+import torch
+
+from forerun.base.errors import ForerunError, explain
+from forerun.gpu import forward
+from forerun.gpu.weights import Weights
+from forerun.models.pages import RowPages
+
+SLACK = 32
+"""Slots past a text that drafts may be written to."""
+MOST_ROWS = 1024
+"""Of an engine that does not ask for more."""
+SHARE = 0.5
+"""Of the free memory that pools take."""
+ON_HOST = 256
+"""Pages of a pool without a device."""
+
+_LOCK = RLock()
+"""Held while pages change hands; a finalizer may give some back meanwhile."""
+_STARTED: WeakSet[Pool] = WeakSet()
+"""Pools that are needed and were not made yet."""
+
+
+class DeviceMemoryError(ForerunError, MemoryError):
+    """The device has no room for the keys and values that were asked for."""
+
+
+class Paged:
+    """Tensors (count, pages, ...) with a place for every page of a pool.
+
+    sizes: of each tensor, without its second axis.
+    """
+
+    def __init__(self, sizes: Sequence[tuple[int, ...]], like: Any) -> None:
+        self.tensors: list[Any] = []
+        self._sizes, self._like = sizes, like
+
+    @property
+    def page_bytes(self) -> int:
+        return sum(map(prod, self._sizes)) * int(self._like.element_size())
+
+    def make(self, num_pages: int) -> None:
+        try:
+            with torch.inference_mode(False):  # so that they may be changed in either mode
+                self.tensors = [
+                    self._like.new_zeros((count, num_pages, *size)) for count, *size in self._sizes
+                ]
+        except torch.cuda.OutOfMemoryError as error:
+            raise no_memory(num_pages, self.page_bytes, self._like.device) from error
+
+
+@dataclass(eq=False)
+class Page:
+    """The slots of all layers at one place of a pool."""
+
+    number: int
+    num_holders: int = 0
+
+
+class Pool:
+    """The pages of one model.
+
+    rotary: gives cosines and sines (tables, positions, turned dimensions / 2).
+    longest: tokens of the longest text.
+    """
+
+    def __init__(self, weights: Weights, rotary: Callable[[int], Any], longest: int) -> None:
+        self.size = forward.CHUNK  # slots of a page
+        self.longest = -(-(longest + SLACK) // self.size) * self.size  # with what is drafted
+        self.num_pages = self.num_positions = 0
+        self._rotary, self._like = rotary, weights.head
+        size = weights.form.num_key_heads, self.size, weights.form.head_size
+        self._own = Paged([(len(weights.layers), *size)] * 2, self._like)
+        self._others: WeakKeyDictionary[Any, Paged] = WeakKeyDictionary()
+        self._unused: list[Page] = []
+        self._angles: Any = None
+        self._streams: list[Any] = []  # whose kernels use pages
+
+    @property
+    def device(self) -> Any:
+        return self._like.device
+
+    @property
+    def page_bytes(self) -> int:
+        """Of all tensors that have these pages."""
+        return sum(part.page_bytes for part in (self._own, *self._others.values()))
+
+    @property
+    def num_unused(self) -> int:
+        self.make()
+        return len(self._unused)
+
+    @property
+    def tensors(self) -> tuple[Any, ...]:
+        """Keys and values (layers, pages, key heads, size, head size), cosines and sines."""
+        self.make()
+        return (*self._own.tensors, *self._angles)
+
+    def start(self) -> None:
+        """Rows will need the pool."""
+        with _LOCK:
+            if not self.num_pages:
+                _STARTED.add(self)
+
+    def part(self, owner: Any, sizes: Sequence[tuple[int, ...]]) -> Paged:
+        """Other tensors with these pages, which live as long as their owner."""
+        with _LOCK:
+            if owner not in self._others:
+                part = Paged(sizes, self._like)
+                if self.num_pages:
+                    part.make(self.num_pages)
+                self._others[owner] = part
+            return self._others[owner]
+
+    def make(self) -> None:
+        """Make all pools that were started on this device, unless this one was made."""
+        if self.num_pages:
+            return
+        with _LOCK:
+            pools = [self, *(pool for pool in _STARTED if pool is not self)]
+            pools = [pool for pool in pools if pool.device == self.device and not pool.num_pages]
+            most = _most_pages(self.device, sum(pool.page_bytes for pool in pools))
+            for pool in pools:
+                try:
+                    pool._make(min(most, 1 + MOST_ROWS * pool.longest // pool.size))
+                except DeviceMemoryError:
+                    if pool is self:
+                        raise
+                _STARTED.discard(pool)
+
+    def _make(self, num_pages: int) -> None:
+        for part in (self._own, *self._others.values()):
+            part.make(num_pages)
+        self.num_positions = min(self.longest, num_pages * self.size)
+        self._angles = self._rotary(self.num_positions)
+        self._unused = [Page(number) for number in reversed(range(1, num_pages))]
+        self.num_pages = num_pages
+
+    def take(self) -> Page:
+        """A page that nobody holds.  Work that was queued for its last holder comes first."""
+        if self.device.type == "cuda":
+            stream = torch.cuda.current_stream(self.device)
+            for other in self._streams:
+                if other != stream:
+                    stream.wait_stream(other)
+            if stream not in self._streams:
+                self._streams.append(stream)
+        return self._unused.pop()
+
+    def give_back(self, page: Page) -> None:
+        self._unused.append(page)
+
+    def copy(self, page: Page, to: Page) -> None:
+        for part in (self._own, *self._others.values()):
+            for tensor in part.tensors:
+                tensor[:, to.number] = tensor[:, page.number]
+
+
+class DevicePages(RowPages[Page]):
+    """The pages of the rows of an engine.
+
+    table: (rows, pages of the longest text), their numbers on the device, of others 0.
+    """
+
+    def __init__(self, pool: Pool, num_rows: int) -> None:
+        super().__init__(num_rows, pool.size)
+        self.pool = pool
+        size = num_rows, pool.longest // pool.size
+        with torch.inference_mode(False):
+            self.table = torch.zeros(size, dtype=torch.int32, device=pool.device)
+        self._num_noted = [0] * num_rows
+
+    def reserve(self, row: int, begin: int, end: int) -> None:
+        """Give a row pages of its own for slots `begin` to `end`, or raise and change nothing."""
+        if not self.num_missing(row, begin, end):
+            return
+        pool = self.pool
+        if end > pool.longest:
+            cure = f"Keep texts within {pool.longest - SLACK} tokens."
+            raise DeviceMemoryError(explain("No row has that many places.", end, cure))
+        with _LOCK:
+            missing = self.num_missing(row, begin, end)
+            if missing > pool.num_unused:
+                received = f"{missing} pages of {self.size} tokens more, of {pool.num_unused} free"
+                cure = "Send fewer or shorter texts, or give the model more memory."
+                raise DeviceMemoryError(
+                    explain(f"There is no room for a text of {end} tokens.", received, cure)
+                )
+            super().reserve(row, begin, end)
+
+    def places(self, row: int, slots: Any) -> tuple[Any, Any]:
+        """Numbers of the pages of slots (M,), and the places in them."""
+        pages = [self._rows[row][slot // self.size].number for slot in slots.tolist()]
+        device = self.pool.device
+        return torch.tensor(pages, device=device), torch.from_numpy(slots % self.size).to(device)
+
+    @property
+    def num_rows(self) -> int:
+        return len(self._rows)
+
+    def clear(self) -> None:
+        """Give back all pages; the table is cleared when the rows are used again."""
+        with _LOCK:
+            for pages in self._rows:
+                for page in pages:
+                    self._drop(page)
+                pages.clear()
+
+    def restart(self) -> None:
+        """Clear the table."""
+        self.table.zero_()
+        self._num_noted = [0] * len(self._rows)
+
+    def share(self, pages: Sequence[Page], row: int) -> None:
+        with _LOCK:
+            super().share(pages, row)
+
+    def cut(self, row: int, length: int) -> None:
+        with _LOCK:
+            super().cut(row, length)
+
+    def _new_page(self) -> Page:
+        page = self.pool.take()
+        page.num_holders = 1
+        return page
+
+    def _copy(self, page: Page, to: Page) -> None:
+        self.pool.copy(page, to)
+
+    def _free(self, page: Page) -> None:
+        self.pool.give_back(page)
+
+    def _note(self, row: int, first: int) -> None:
+        numbers = [page.number for page in self._rows[row][first:]]
+        end = first + len(numbers)
+        numbers += [0] * (self._num_noted[row] - end)
+        self._num_noted[row] = end
+        some = torch.tensor(numbers, dtype=torch.int32)
+        self.table[row, first : first + len(numbers)].copy_(some, non_blocking=True)
+
+
+def no_memory(num_pages: int, page_bytes: int, device: Any) -> DeviceMemoryError:
+    """What to say where a pool cannot be made."""
+    wrong = f"Keys and values of {num_pages * forward.CHUNK} tokens do not fit the device."
+    free = torch.cuda.mem_get_info(device)[0]
+    received = f"{num_pages * page_bytes / 2**30:.1f} GiB, of {free / 2**30:.1f} GiB free"
+    return DeviceMemoryError(explain(wrong, received, "Free memory on the device."))
+
+
+def _most_pages(device: Any, page_bytes: int) -> int:
+    """Pages of so many bytes, of all pools, that there is room for."""
+    if device.type != "cuda":
+        return ON_HOST
+    torch.cuda.empty_cache()
+    free = torch.cuda.mem_get_info(device)[0]
+    count = int(SHARE * free) // page_bytes
+    if count < 2:  # the first belongs to nobody
+        raise no_memory(2, page_bytes, device)
+    return count
