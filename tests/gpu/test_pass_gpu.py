@@ -154,7 +154,7 @@ def test_a_head_of_more_than_2_31_weights() -> None:
     scratch.normed.normal_()
     scratch.squares.fill_(16.0)  # of 16 columns each, so that the norm leaves them as they are
     logits = torch.empty((count, vocab), device=DEVICE)
-    Kernels(given, shape, inputs, Cache(None, None, None, None), scratch).head(logits)
+    Kernels(given, shape, inputs, Cache(*[None] * 5), scratch).head(logits)
     expected = scratch.normed.float() @ head[-64:].float().T
     assert (logits[:, -64:] - expected).abs().max() < 0.02
 

@@ -11,6 +11,9 @@ import pytest
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
+from forerun.gpu import pool
+
+pool.SHARE = 0.02  # several processes of a run have models on one device
 ON_DEVICE = [
     pytest.mark.gpu,
     pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),

@@ -12,9 +12,10 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from heapq import heappop, heappush
 from itertools import pairwise
+from time import sleep
 
 from forerun.base.clock import compiled, now, working
-from forerun.base.errors import ends_process, shown
+from forerun.base.errors import InputError, ends_process, explain, shown
 from forerun.drafters.base import Drafter
 from forerun.engine.drafting import Drafting
 from forerun.engine.executors import ChooseExecutor, step_by_step
@@ -24,10 +25,13 @@ from forerun.engine.schedule import Schedule
 from forerun.engine.seats import Seats
 from forerun.engine.steering.draft_planning import DraftPlanner
 from forerun.engine.stepwise import Decision
-from forerun.models.base import LanguageModel
+from forerun.models.base import Bounded, LanguageModel
 from forerun.rules.base import Rule
 from forerun.rules.types import DraftLength
 from forerun.trees.tree import ROOT, Tree
+
+PAUSE, PATIENCE = 0.005, 60.0
+"""Seconds between looks for room that other engines have, and in all."""
 
 
 class Engine:
@@ -67,6 +71,10 @@ class Engine:
             target, state, self._drafting, rule, tree=tree, draft_length=draft_length
         )
         self._planner.start(num_rows, getattr(self._executor, "ladder", None))
+        self._state, self._num_drafted = state, num_nodes  # past a text, at most
+        if draft_length != "auto":
+            self._num_drafted = max(num_nodes, draft_length)
+        self._starved_since: float | None = None  # nobody runs, for want of room
         self.on_entry: Callable[[Request], None] | None = None  # called when one is given a row
         self._num_submitted = 0
         self._deadlines: list[tuple[float, int]] = []  # a heap of deadlines and numbers
@@ -92,12 +100,26 @@ class Engine:
 
     def submit(self, request: Request) -> int:
         """Queue a request; gives its number, by which it can be aborted."""
+        self.check_room(request)
         request.number = self._num_submitted
         self._schedule.submit(request)
         self._num_submitted += 1
         if request.deadline is not None:
             heappush(self._deadlines, (request.deadline, request.number))
         return request.number
+
+    def check_room(self, request: Request) -> None:
+        """Refuse a request whose text never fits the model's memory; an answer that would outgrow
+        it ends there."""
+        if not isinstance(self.target, Bounded):
+            return
+        most = self.target.longest(self._state) - self._num_drafted
+        if len(request.tokens) >= most:
+            received = f"{len(request.tokens)} tokens, where {most - 1} fit"
+            cure = "Shorten it, or give the model more memory: gpu_memory, or --gpu-memory."
+            raise InputError(explain("There is never room for this text.", received, cure))
+        if request.limit > most - len(request.prompt):
+            request.limit, request.limit_reason = most - len(request.prompt), "context"
 
     def abort(self, number: int, reason: str = "aborted") -> Request:
         """End one request; its row is free in the next round, and it keeps what it has."""
@@ -125,10 +147,12 @@ class Engine:
         """One round: the requests that took part or ended, each with how many tokens it gained."""
         ended = [(request, 0) for request in self._expire()] if self._deadlines else []
         compiled_before = compiled()
+        self._schedule.make_room(self._send_back)
         self._schedule.admit(self._enter)
         plan = self._planner.complete(self._schedule.plan())
         if not plan.spans:
-            return ended
+            return ended + self._wait_for_room()
+        self._starved_since = None
         decision = self._executor.execute(plan)
         gained = self._commit(plan, decision)
         end = decision.times[-1] if decision.is_overlapped else working()
@@ -187,13 +211,41 @@ class Engine:
                 late.append(number)
         return [self.abort(number, "deadline") for number in late]
 
+    def _wait_for_room(self) -> list[tuple[Request, int]]:
+        """Where other engines have all there is: wait a little; after a long time give up one."""
+        if not self.num_queued or any(self._seats.occupants):
+            return []
+        self._starved_since = self._starved_since or now()
+        if now() - self._starved_since < PATIENCE:
+            sleep(PAUSE)
+            return []
+        self._starved_since, request = None, next(iter(self._schedule.waiting))
+        self._schedule.waiting.remove(request.number)
+        message = f"before it began: other engines had the memory for {PATIENCE:.0f} seconds."
+        request.fail(message, MemoryError(message))
+        return [(request, 0)]
+
+    def _send_back(self, row: int) -> None:
+        """Let a request wait again for want of room."""
+        request = self._seats.occupants[row]
+        assert request is not None
+        request.stats.preemptions += 1
+        request.num_rounds_before = request.stats.rounds
+        self._let_go(row)
+        self._schedule.send_back(row)
+
     def _enter(self, row: int, request: Request) -> None:
-        if self.on_entry is not None:
+        if self.on_entry is not None and not request.stats.preemptions:
             self.on_entry(request)
         self._planner.enter(row, request)
 
     def _leave(self, row: int) -> None:
-        """Empty a row: the drafter, the planner and the schedule let go of its request."""
+        """Empty a row."""
+        self._let_go(row)
+        self._schedule.leave(row)
+
+    def _let_go(self, row: int) -> None:
+        """The drafter and the planner let go of the request of a row."""
         others = {
             other: request
             for other, request in enumerate(self._seats.occupants)
@@ -201,4 +253,3 @@ class Engine:
         }
         self._drafting.release(row, others)
         self._planner.leave(row)
-        self._schedule.leave(row)

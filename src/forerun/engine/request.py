@@ -50,6 +50,7 @@ class Request:
 
     number: int = -1  # given by the engine
     num_read_before: int = 0  # prompt tokens that its engine had read when it came
+    num_rounds_before: int = 0  # of its own, when it last went back to the queue
     has_row: bool = False
     tokens: list[int] = field(default_factory=list)  # prompt and output
     fates: list[Fate] = field(default_factory=list)
@@ -74,7 +75,7 @@ class Request:
         """Its place on the way from the queue to its end."""
         if self.finish_reason is not None:
             return Status.ENDED
-        if self.stats.rounds:
+        if self.stats.rounds > self.num_rounds_before:
             return Status.ANSWERING
         return Status.READING if self.has_row else Status.WAITING
 

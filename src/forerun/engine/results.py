@@ -71,6 +71,7 @@ class Stats:
 
     rounds: int = 0
     num_reused: int = 0  # prompt tokens that were not computed but taken over from another row
+    preemptions: int = 0  # times that it left its row for want of room, and was read again
     drafted: int = 0
     accepted: int = 0
     emitted: int = 0
@@ -158,6 +159,7 @@ class Stats:
         return {
             "rounds": self.rounds,
             "num_reused": self.num_reused,
+            "preemptions": self.preemptions,
             "drafted": self.drafted,
             "accepted": self.accepted,
             "emitted": self.emitted,

@@ -20,6 +20,8 @@ MOST_TOKENS = 4096
 """Prompt tokens fed in one round at most: what a pass needs in memory grows with them."""
 OVERTAKEN = 3
 """Times its own length that later prompts may be read before one is."""
+PATIENCE = 32
+"""Rounds after which a request is tried again for which there was no room, unless a row is left."""
 MOST_PASSED_OVER = 64
 """Requests that others overtake at most, because their beginning is just being read."""
 
@@ -58,6 +60,7 @@ class Schedule:
         self._pacing = None if slowdown is None else Pacing(slowdown)
         self._num_read = 0  # prompt tokens, of all requests
         self._stores_parts = True  # until a model turns out to store nothing
+        self._num_full = 0  # rounds in which nobody is admitted, because there was no room
 
     def submit(self, request: Request) -> None:
         check_room(len(self.waiting) - self._seats.num_free, self._max_waiting)
@@ -65,30 +68,52 @@ class Schedule:
         self.waiting.push(request)
 
     def admit(self, welcome: Callable[[int, Request], None]) -> None:
-        """Let waiting requests into free rows.  One whose beginning another row is just reading
-        waits until it can take that over."""
+        """Let waiting requests into free rows, as far as there is room for their texts.  One whose
+        beginning another row is just reading waits until it can take that over."""
         passed_over: list[Request] = []
-        while self._seats.num_free and len(passed_over) < MOST_PASSED_OVER:
+        self._num_full = max(0, self._num_full - 1) if any(self._seats.occupants) else 0
+        while not self._num_full and self._seats.num_free and len(passed_over) < MOST_PASSED_OVER:
             request = self.waiting.pop()
             if request is None:
                 break
             if self._seats.is_being_read(request):
                 passed_over.append(request)
+            elif (row := self._seats.enter(request)) is not None:
+                welcome(row, request)
             else:
-                welcome(self._seats.enter(request), request)
+                passed_over.append(request)
+                self._num_full = PATIENCE
         for request in reversed(passed_over):
             self.waiting.put_back(request)
+
+    def make_room(self, send_back: Callable[[int], None]) -> None:
+        """For the next tokens of all requests that have a row.  While there is none, the youngest
+        of the least priority goes back to the queue, to be read again when it has a row."""
+        if not self._seats.is_bounded:
+            return
+        seated = self._seated
+        seated.sort(key=lambda pair: (-pair[1].priority, pair[1].number))
+        while seated:
+            row, request = seated[0]
+            if self._seats.reserve(row, len(request.tokens)):
+                del seated[0]
+            else:
+                send_back(seated.pop()[0])
 
     def leave(self, row: int) -> None:
         """The request of a row is over."""
         request = self._seats.leave(row)
         self.waiting.row_left(request.owner)
+        self._num_full = 0
+
+    def send_back(self, row: int) -> None:
+        """The request of a row waits again, before the others of its owner and priority."""
+        self.waiting.put_back(self._seats.leave(row))
+        self._num_full = PATIENCE
 
     def plan(self) -> RoundPlan:
         """The next round: all rows that are being answered, and parts of texts to be read."""
-        lengths = self._state.lengths
-        occupants = enumerate(self._seats.occupants)
-        seated = [(row, request) for row, request in occupants if request is not None]
+        lengths, seated = self._state.lengths, self._seated
         if len(seated) > 1:
             seated.sort(key=lambda pair: pair[1].number)
         ends = self._read(seated) if self._stores_parts else {}
@@ -100,6 +125,11 @@ class Schedule:
                 answers = end == len(request.tokens)
                 spans.append(Span(row, request, start, end, is_new, answers))
         return RoundPlan(spans, changes=self._seats.take_changes() if spans else ())
+
+    @property
+    def _seated(self) -> list[Seated]:
+        occupants = enumerate(self._seats.occupants)
+        return [(row, request) for row, request in occupants if request is not None]
 
     def _read(self, seated: Sequence[Seated]) -> dict[int, int]:
         """How far each new text is read in the next round, by row.

@@ -13,10 +13,12 @@ from typing import Any
 
 from forerun.engine.plan import RowChange
 from forerun.engine.request import Request, Status
-from forerun.models.base import LanguageModel, Prefixes, shared_prefix
+from forerun.models.base import Bounded, LanguageModel, Prefixes, shared_prefix
 
 WORTH_TAKING = 16
 """Shared tokens below which a request is simply fed: copying them gains nothing."""
+FIRST = 64
+"""Tokens of an answer that there must be room for before a request enters a row."""
 
 
 class Seats:
@@ -30,14 +32,20 @@ class Seats:
         self._owners = [""] * num_rows  # of the texts that rows store
         self._free = list(range(num_rows))  # the one left longest ago first
         self._can_share = isinstance(target, Prefixes)
+        self.is_bounded = isinstance(target, Bounded)
         self._changes: list[RowChange] = []
 
     @property
     def num_free(self) -> int:
         return len(self._free)
 
-    def enter(self, request: Request) -> int:
-        """Give a request a row, with as much of its text as another row already stores."""
+    def reserve(self, row: int, length: int) -> bool:
+        """Make room for a text; False where there is none."""
+        return not self.is_bounded or self._target.reserve(self._state, row, length)
+
+    def enter(self, request: Request) -> int | None:
+        """Give a request a row, with as much of its text as another row already stores; None where
+        there is no room for it."""
         tokens, row = request.tokens, self._free[0]
         source, length = self._best_source(tokens, request.owner)
         if length < WORTH_TAKING:
@@ -52,11 +60,18 @@ class Seats:
             row = next(free for free in self._free if free != source)
             self._change("release", row)
             self._change("copy_prefix", source, row, length)
+        first = min(FIRST, request.limit - request.num_output)
+        if not self.reserve(row, len(tokens) + first):
+            if row != source:
+                self._change("release", row)
+            self._rest(row)
+            return None
         self._free.remove(row)
         self.occupants[row] = request
         request.has_row = True
         self._owners[row] = request.owner
-        request.stats.num_reused = min(self._state.lengths[row], len(request.prompt))
+        if not request.stats.preemptions:
+            request.stats.num_reused = min(self._state.lengths[row], len(request.prompt))
         return row
 
     def leave(self, row: int) -> Request:
@@ -70,6 +85,7 @@ class Seats:
         self._changes.append(RowChange("leave", (row,)))
         if not self._can_share:
             self._change("release", row)
+        self._rest(row)
         return request
 
     def take_changes(self) -> Sequence[RowChange]:
@@ -91,6 +107,10 @@ class Seats:
             if other is not None and other.status is Status.READING and other.owner == request.owner
         )
         return max(shared, default=0) - stored >= WORTH_TAKING
+
+    def _rest(self, row: int) -> None:
+        if self.is_bounded:
+            self._target.rest(self._state, row)
 
     def _change(self, verb: str, *arguments: int) -> None:
         """Call a method of the model, and remember that."""

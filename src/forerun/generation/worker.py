@@ -44,6 +44,7 @@ class EngineThread:
 
     def submit(self, answer: Answer) -> None:
         """Queue a request."""
+        self._engine.check_room(answer.request)
         with self._lock:
             self._check_open()
             check_room(len(self._new) + self._engine.num_waiting, self._max_waiting)

@@ -12,7 +12,7 @@ import torch
 
 from forerun.base.errors import UnsupportedError, explain
 from forerun.gpu.inference import inference
-from forerun.gpu.pool import MOST_ROWS, DevicePages, Pool
+from forerun.gpu.pool import MOST_ROWS, SLACK, DeviceMemoryError, DevicePages, Pool
 from forerun.gpu.rows import GpuRows
 from forerun.gpu.storage import Storage
 from forerun.gpu.weights import Weights, places, take, unfit
@@ -151,6 +151,22 @@ class GpuModel(NotPickled, GpuPass):
     def truncate(self, state: GpuRows, row: int, length: int) -> int:
         check_truncate(state.lengths, row, length)
         return state.truncate(row, length)
+
+    def longest(self, state: GpuRows) -> int:
+        pool = self._pass.pool
+        pool.make()
+        return min(pool.longest, (pool.num_pages - 1) * pool.size) - SLACK
+
+    @inference
+    def reserve(self, state: GpuRows, row: int, length: int) -> bool:
+        try:
+            state.reserve(row, state.lengths[row], length + SLACK)
+        except DeviceMemoryError:
+            return False
+        return True
+
+    def rest(self, state: GpuRows, row: int) -> None:
+        state.storage.pages.rest(row, state)
 
     @inference
     def watch(self, state: GpuRows, layers: Sequence[int]) -> None:

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from math import prod
 from threading import RLock
 from typing import Any
-from weakref import WeakKeyDictionary, WeakSet
+from weakref import ReferenceType, WeakKeyDictionary, WeakSet, ref
 
 import torch
 
@@ -31,8 +31,8 @@ SHARE = 0.5
 ON_HOST = 256
 """Pages of a pool without a device."""
 
-_LOCK = RLock()
-"""Held while pages change hands; a finalizer may give some back meanwhile."""
+LOCK = RLock()
+"""Held while pages change hands, also those of rows that rest, by whoever takes them."""
 _STARTED: WeakSet[Pool] = WeakSet()
 """Pools that are needed and were not made yet."""
 
@@ -91,6 +91,7 @@ class Pool:
         self._unused: list[Page] = []
         self._angles: Any = None
         self._streams: list[Any] = []  # whose kernels use pages
+        self._resting: dict[tuple[DevicePages, int], ReferenceType[Any]] = {}  # longest first
 
     @property
     def device(self) -> Any:
@@ -114,13 +115,13 @@ class Pool:
 
     def start(self) -> None:
         """Rows will need the pool."""
-        with _LOCK:
+        with LOCK:
             if not self.num_pages:
                 _STARTED.add(self)
 
     def part(self, owner: Any, sizes: Sequence[tuple[int, ...]]) -> Paged:
         """Other tensors with these pages, which live as long as their owner."""
-        with _LOCK:
+        with LOCK:
             if owner not in self._others:
                 part = Paged(sizes, self._like)
                 if self.num_pages:
@@ -132,7 +133,7 @@ class Pool:
         """Make all pools that were started on this device, unless this one was made."""
         if self.num_pages:
             return
-        with _LOCK:
+        with LOCK:
             pools = [self, *(pool for pool in _STARTED if pool is not self)]
             pools = [pool for pool in pools if pool.device == self.device and not pool.num_pages]
             most = _most_pages(self.device, sum(pool.page_bytes for pool in pools))
@@ -151,6 +152,22 @@ class Pool:
         self._angles = self._rotary(self.num_positions)
         self._unused = [Page(number) for number in reversed(range(1, num_pages))]
         self.num_pages = num_pages
+
+    def rest(self, pages: DevicePages, row: int, rows: Any) -> None:
+        """Rows of an engine: one of them may be released when a page is needed."""
+        self._resting[pages, row] = ref(rows)
+
+    def wake(self, pages: DevicePages, row: int) -> None:
+        self._resting.pop((pages, row), None)
+
+    def free(self, count: int) -> bool:
+        """Release rows that rest until so many pages are free; whether there are."""
+        while self.num_unused < count and self._resting:
+            key = next(iter(self._resting))
+            rows = self._resting.pop(key)()
+            if rows is not None:
+                rows.release(key[1])
+        return self.num_unused >= count
 
     def take(self) -> Page:
         """A page that nobody holds.  Work that was queued for its last holder comes first."""
@@ -188,15 +205,17 @@ class DevicePages(RowPages[Page]):
 
     def reserve(self, row: int, begin: int, end: int) -> None:
         """Give a row pages of its own for slots `begin` to `end`, or raise and change nothing."""
-        if not self.num_missing(row, begin, end):
-            return
         pool = self.pool
+        with LOCK:
+            pool.wake(self, row)
+            if not self.num_missing(row, begin, end):
+                return
         if end > pool.longest:
             cure = f"Keep texts within {pool.longest - SLACK} tokens."
             raise DeviceMemoryError(explain("No row has that many places.", end, cure))
-        with _LOCK:
+        with LOCK:
             missing = self.num_missing(row, begin, end)
-            if missing > pool.num_unused:
+            if not pool.free(missing):
                 received = f"{missing} pages of {self.size} tokens more, of {pool.num_unused} free"
                 cure = "Send fewer or shorter texts, or give the model more memory."
                 raise DeviceMemoryError(
@@ -214,10 +233,16 @@ class DevicePages(RowPages[Page]):
     def num_rows(self) -> int:
         return len(self._rows)
 
+    def rest(self, row: int, rows: Any) -> None:
+        """A row of these rows keeps its pages until they are needed."""
+        with LOCK:
+            self.pool.rest(self, row, rows)
+
     def clear(self) -> None:
         """Give back all pages; the table is cleared when the rows are used again."""
-        with _LOCK:
-            for pages in self._rows:
+        with LOCK:
+            for row, pages in enumerate(self._rows):
+                self.pool.wake(self, row)
                 for page in pages:
                     self._drop(page)
                 pages.clear()
@@ -228,11 +253,13 @@ class DevicePages(RowPages[Page]):
         self._num_noted = [0] * len(self._rows)
 
     def share(self, pages: Sequence[Page], row: int) -> None:
-        with _LOCK:
+        with LOCK:
+            self.pool.wake(self, row)
             super().share(pages, row)
 
     def cut(self, row: int, length: int) -> None:
-        with _LOCK:
+        with LOCK:
+            self.pool.wake(self, row)
             super().cut(row, length)
 
     def _new_page(self) -> Page:

@@ -21,6 +21,7 @@ from forerun.gpu.forward import (
     padded_pass,
 )
 from forerun.gpu.heads_rows import HeadsRows
+from forerun.gpu.pool import LOCK
 from forerun.gpu.storage import Storage
 from forerun.models.base import Parents
 from forerun.models.feed import Feed, feeds
@@ -122,9 +123,15 @@ class GpuRows(PathRows):
 
     def copy_prefix(self, source: int, row: int, length: int) -> int:
         """Let an empty row share the pages that hold the first tokens of `source`."""
-        length, pages = min(length, self.lengths[source]), self.storage.pages
-        pages.share(pages.of_row(source, length), row)
+        pages = self.storage.pages
+        with LOCK:
+            length = min(length, self.lengths[source])
+            pages.share(pages.of_row(source, length), row)
         return self._set_prefix(source, row, length)
+
+    def truncate(self, row: int, length: int) -> int:
+        with LOCK:
+            return super().truncate(row, length)
 
     def watch(self, layers: Sequence[int]) -> None:
         """Keep states from now on; what was scored unwatched cannot be built on."""

@@ -172,6 +172,25 @@ class Prefixes(Protocol):
         ...
 
 
+@runtime_checkable
+class Bounded(Protocol):
+    """A model whose rows share room that can run out.  States of one model may share it too."""
+
+    def longest(self, state: Any) -> int:
+        """Tokens of the longest text that there is room for, where no other has any."""
+        ...
+
+    def reserve(self, state: Any, row: int, length: int) -> bool:
+        """Make room for the first `length` tokens of a row and for the next drafts, if need be in
+        place of rows that rest.  False, and nothing has changed, where there is none."""
+        ...
+
+    def rest(self, state: Any, row: int) -> None:
+        """Keep what a row stores until its room is needed, or until another call names the row.
+        Then `state.lengths[row]` is 0."""
+        ...
+
+
 def check_score(
     lengths: Sequence[int],
     rows: Sequence[int],
