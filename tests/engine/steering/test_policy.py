@@ -98,8 +98,8 @@ def step(
     ]
     lengths = [len(each.tokens) for each in drafts]
     seconds = passes(len(rooms) + sum(lengths))
-    spent = [cost, seconds + slow, 0.3] if is_timed else None
-    policy.learn(rows, requests, drafted, paths, spent)
+    spent = [cost, seconds + slow, 0.3]
+    policy.learn(rows, requests, drafted, paths, spent, reads=not is_timed)
     return lengths, seconds + cost
 
 
@@ -462,13 +462,21 @@ def test_a_prompt_is_read_where_the_answer_may_pay_for_it() -> None:
     assert _answer(policy, prompt=200, room=40, reading=0.05) > 10
 
 
+def set_gain(policy: PayingPolicy, gain: float, num_rows: int = 1) -> None:
+    """Let an ask be worth so many tokens more than it costs."""
+    ledger = policy.ledger
+    costs = policy._asking_costs(num_rows, ledger.plain_seconds(num_rows))
+    ledger.drafters[0].worth.above = 1e6 * (gain + costs[0])
+    ledger.drafters[0].worth.below = 1e6
+
+
 def test_short_answers_do_not_keep_it_from_learning_better() -> None:
     """A drafter that has hardly paid so far would not save what reading the prompt costs.  It is
     asked all the same now and then, or nobody would notice that it pays now."""
     policy = PayingPolicy()
     for _ in range(4):
         _answer(policy, prompt=100, room=200, reading=0.05)
-    policy.ledger.drafters[0].gain.above = 0.01 * policy.ledger.drafters[0].gain.below
+    set_gain(policy, 0.01)
     asked = [_answer(policy, prompt=100, room=40, reading=0.05) for _ in range(20)]
     assert sum(map(bool, asked)) > 10
 
@@ -480,7 +488,7 @@ def reading_beside_others(gain: float, num_rows: int = 8) -> PayingPolicy:
     for prompt in (4, 4, 100, 100, 100):
         _answer(policy, prompt=prompt, room=200, reading=0.05)
     ledger = policy.ledger
-    ledger.drafters[0].gain.above, ledger.drafters[0].gain.below = 1e6 * gain, 1e6
+    set_gain(policy, gain, num_rows)
     ledger.debt, ledger.last_run = 0.0, ledger.rounds
     for row in range(num_rows):
         policy.enter(row, request())
@@ -501,6 +509,41 @@ def test_all_rows_wait_while_the_text_of_one_is_read() -> None:
         policy.ledger.is_trying, policy.ledger.debt = False, 1.0
         choice = policy.choose(range(8), [request(400)] * 8, [room] * 8)
         assert any(choice.lengths) == reads
+
+
+def test_what_an_ask_costs_is_known_by_the_rows_that_are_asked() -> None:
+    """Asks about one text take next to nothing, and those about eight half a round: they are not
+    mistaken for one another by an engine that has now one client and now eight."""
+    policy, asked = PayingPolicy(), {1: 0, 8: 0}
+    for turn in range(120):
+        num_rows = 8 if turn % 2 else 1
+        for row in range(num_rows):
+            policy.enter(row, request())
+        for _ in range(10):
+            lengths, _ = step(
+                policy, [8] * num_rows, stating([0.3], right=turn % 3 == 0),
+                draft=0.0, asking=1.25 * num_rows if num_rows > 1 else 0.1,
+                passes=lambda size: 10.0 + size,
+            )  # fmt: skip
+            asked[num_rows] += any(lengths) * (turn >= 20)
+        for row in range(num_rows):
+            policy.leave(row)
+    assert asked[1] > 250, asked
+    assert asked[8] < 50, asked
+
+
+def test_rounds_that_read_tell_what_an_ask_costs() -> None:
+    """Asks about one text have paid.  Those about eight, beside prompts that are being read all the
+    time, do not, and are given up as soon as they were timed."""
+    policy, guess, asked = entered(8), stating([0.6], right=1), 0
+    for _ in range(200):
+        step(policy, [8], guess, draft=0.1, passes=lambda size: 20.0)
+    for _ in range(60):
+        lengths, _ = step(
+            policy, [8] * 8, guess, draft=40.0, passes=lambda size: 20.0, is_timed=False
+        )
+        asked += any(lengths)
+    assert 0 < asked < 10
 
 
 @pytest.mark.parametrize("number", range(8))

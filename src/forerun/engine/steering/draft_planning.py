@@ -137,13 +137,12 @@ class DraftPlanner:
         for request in requests:
             request.stats.num_asked += drafted.height is not None
         self._num_rows = len(rows)
-        timed = None if plan.reading else spent
-        self._policy.learn(rows, requests, drafted, paths, timed)
+        self._policy.learn(rows, requests, drafted, paths, spent, reads=bool(plan.reading))
         plain = self._policy.plain_seconds(len(rows))
-        if timed is None or plain is None or any(span.is_new for span in plan.answering):
+        if spent is None or plain is None or any(span.is_new for span in plan.spans):
             return  # a pass that reads a prompt is compared with nothing
         for request in requests:
-            request.stats.compare_to_plain(plain, sum(timed))
+            request.stats.compare_to_plain(plain, sum(spent))
 
     def close(self) -> None:
         """What was learned is left for later engines."""

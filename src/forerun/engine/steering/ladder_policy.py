@@ -98,10 +98,11 @@ class LadderPolicy(PayingPolicy):
         drafted: Drafted,
         paths: Sequence[Sequence[int]],
         spent: Sequence[float] | None,
+        reads: bool,
     ) -> None:
         ledger, num_rows, length = self.ledger, len(rows), drafted.height or 0
         (last_rows, last_length), self._last_round = self._last_round, (num_rows, length)
-        if spent is None or any(request.stats.rounds == 1 for request in requests):
+        if spent is None or reads or any(request.stats.rounds == 1 for request in requests):
             return  # a pass that reads a prompt says nothing about rounds to come
         seconds = self._seconds(num_rows)
         caught_up = length > 0 and last_length == 0  # the drafter has read what it had missed

@@ -22,14 +22,19 @@ def lowest_paying(
     """The lowest chance that pays for a slot in a pass with `size` tokens besides; inf if none.
 
     chances: of each guess of each row to be kept.  token: seconds that a token of text is worth.
-    drafting: seconds of a draft by its length, where the drafts are still to be made.
+    drafting: seconds of an ask by its size (`ledger.size_of`), where the drafts are still to be
+    made.
     """
-    plain = passes(size)
+    plain, num_asked = passes(size), sum(map(bool, chances))
     ranked = sorted((-chance, slot) for row in chances for slot, chance in enumerate(row))
     bar, best, kept, longest = inf, 0.0, 0.0, 0
     for count, (loss, slot) in enumerate(ranked, start=1):
         kept, longest = kept - loss, max(longest, slot + 1)
-        cost = passes(size + count) - plain + (0.0 if drafting is None else drafting(longest))
+        cost = (
+            passes(size + count)
+            - plain
+            + (0.0 if drafting is None else drafting(num_asked * (longest + 1)))
+        )
         if kept * token - cost > best:
             bar, best = -loss, kept * token - cost
     return bar

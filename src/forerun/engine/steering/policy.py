@@ -12,8 +12,8 @@ The policy reads no clock: the engine passes the seconds of each stage.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from math import inf
 from typing import NamedTuple
 
@@ -21,20 +21,15 @@ from forerun.drafters.base import Asked, Part, Prices
 from forerun.drafters.calibration import UNSTATED, calibrated, correction, worth_of
 from forerun.engine.proposal import Drafted, Proposal
 from forerun.engine.request import Request
-from forerun.engine.steering.measurements import NUM_TIMED, OWN_FADE, Ratio, Seconds
+from forerun.engine.steering.ledger import BUDGET, ENOUGH, Ledger, Own, size_of
+from forerun.engine.steering.measurements import NUM_TIMED, Seconds
 from forerun.engine.steering.paying_guesses import Tariff, chances_of, lowest_paying
 from forerun.engine.steering.why_few import Price
 
 LONGEST = 8  # tokens in the longest draft that is considered
 FIRST_LENGTH = 3  # tokens in a draft before anything is known, and for a seed that was met before
 FIRST_GAIN = 0.1  # tokens that an ask is expected to gain before anything was seen, greedy
-ENOUGH = 32  # observations of a request that count as much as what all requests have shown; rounds
-# without a guess after which there is one; tokens that a drafter reads without a check that it pays
-BUDGET = 3.0  # plain rounds that trials may be expected to lose,
-ALLOWANCE = 0.005  # of which so many come back with every round
 NEAR = 0.8  # share of its slot that a guess pays for, to be wanted
-NUM_DISTURBED = 8  # rounds after one with an ask that are not yet as if there had been none
-WAIT = 512  # rounds between two runs of rounds without an ask, at most
 MOST_SEEDS = 100_000  # seeds to remember; then everything learned is forgotten with them
 
 
@@ -45,103 +40,6 @@ class Choice(NamedTuple):
     prices: Sequence[Prices | None] = ()  # (R,), or none: nothing is known yet
     tariff: Tariff | None = None  # None: all guesses are scored
     is_trial: bool = False  # it does not seem to pay, and is drafted to learn from it
-
-
-@dataclass
-class Earnings:
-    """What was learned of one drafter with all requests."""
-
-    asking: Seconds = field(default_factory=Seconds)  # by the height of what came of it, plus one
-    reading: Seconds = field(default_factory=Seconds)  # of one unread token: its size is 1
-    gain: Ratio = field(default_factory=Ratio)  # tokens an ask, less those of its time and slots
-    shift: float = 0.0  # of the log-odds of stated chances
-    num_verified: int = 0  # guesses that moved it
-
-    def cost(self, height: int, num_unread: int, plain: float) -> float:
-        """Plain rounds that an ask takes; not too many before it was timed a few times."""
-        reading = self.reading.curve(1) * num_unread if self.reading.is_known(1) else 0.0
-        rounds = (self.asking.curve(height + 1) + reading) / plain
-        is_known = sum(self.asking.counts.values()) >= NUM_TIMED
-        return rounds if is_known else min(rounds, BUDGET / 2)
-
-
-@dataclass
-class Own:
-    """What was learned of one drafter with one request."""
-
-    gain: Ratio = field(default_factory=lambda: Ratio(OWN_FADE))
-    rate: Ratio = field(default_factory=lambda: Ratio(OWN_FADE))
-    num_read: int = 0  # tokens of its text when the drafter was last asked
-
-
-@dataclass
-class Ledger:
-    """What was learned from the rounds of one kind of request."""
-
-    passes: Seconds = field(default_factory=Seconds)  # by tokens in it; with verify and commit
-    plain: Seconds = field(default_factory=Seconds)  # of passes without drafts, by rows, where
-    # nobody was asked for some rounds: a drafter may push weights out of the cache
-    whole: dict[int, Seconds] = field(default_factory=dict)  # rounds that are captured as a whole,
-    # by the requests they have room for: by draft length
-    drafters: defaultdict[int, Earnings] = field(default_factory=lambda: defaultdict(Earnings))
-    rate: Ratio = field(default_factory=Ratio)  # of guesses without a stated chance, if reached
-    drafted: Ratio = field(default_factory=Ratio)  # tokens per row over plain rounds, with drafts
-    is_stated: bool = False  # drafters say how likely their guesses are
-    rounds: int = 0
-    num_plain: int = 0  # rounds without a guess that were timed
-    num_scored: int = 0  # rounds with guesses that were timed
-    num_silent: int = 0  # latest rounds in which somebody was asked and no guess was scored
-    num_unasked: int = 0  # latest rounds in which nobody was asked
-    last_run: int = 0  # the latest round at the end of a run of such
-    debt: float = 0.0  # plain rounds that were expected to be lost and have not come back
-    is_trying: bool = True  # until the budget is spent, and again when all has come back
-
-    def plain_seconds(self, num_rows: int) -> float:
-        """Seconds of a round if nobody were asked, nor had been of late."""
-        seconds, is_known = self.passes.curve(num_rows), self.plain.is_known(num_rows)
-        return min(seconds, self.plain.usual(num_rows)) if is_known else seconds
-
-    def learn_pass(self, num_rows: int, num_guesses: int, seconds: float) -> None:
-        """The seconds of a round without those of the drafters."""
-        if self.num_unasked > NUM_DISTURBED and self.passes.is_known(num_rows):
-            self.passes.drift(self.plain.learn(num_rows, seconds))
-        else:
-            self.plain.drift(self.passes.learn(num_rows + num_guesses, seconds))
-        self.num_scored += num_guesses > 0
-        self.num_plain += num_guesses == 0
-
-    def learn_drafted(self, tokens: float, took: float, is_trial: bool) -> None:
-        """The tokens per row of a round with drafts, and the plain rounds that it took."""
-        self.drafted.learn(tokens, took)
-        self.debt += max(0.0, took - tokens) * is_trial
-
-    def pay_back(self) -> None:
-        """A round has begun, and a part of what was lost comes back."""
-        self.debt = max(0.0, self.debt - ALLOWANCE)
-        self.is_trying = self.debt < BUDGET * self.is_trying or self.debt == 0
-
-    @property
-    def is_run_due(self) -> bool:
-        """Whether nobody is asked, to time what drafts are compared with."""
-        return self.rounds - self.last_run > min(WAIT, max(ENOUGH, self.last_run))
-
-    def end_run(self, plain: float) -> None:
-        """Note the end of a run of rounds in which nobody was asked.  Drafters that take next to no
-        time disturb nothing, so that the run can be short."""
-        longest = max((own.asking.curve(2) for own in self.drafters.values()), default=plain)
-        is_disturbed = longest > ALLOWANCE * plain
-        if self.num_unasked >= 2 * NUM_TIMED + NUM_DISTURBED * is_disturbed:
-            self.last_run = self.rounds
-
-    @property
-    def pays(self) -> bool:
-        """Whether rounds with drafts have been faster than those without."""
-        return (self.speed or 0.0) > 1
-
-    @property
-    def speed(self) -> float | None:
-        """Of rounds with drafts against those without; None if too few were timed."""
-        return self.drafted.within(1.0, 0.0) if self.drafted.below >= NUM_TIMED else None
 
 
 class PayingPolicy:
@@ -221,13 +119,18 @@ class PayingPolicy:
         drafted: Drafted,
         paths: Sequence[Sequence[int]],
         spent: Sequence[float] | None,
+        *,
+        reads: bool = False,
     ) -> None:
         """A round is over: the accepted nodes of each draft; seconds of draft, score and others,
-        None where they say nothing because the pass also read part of a prompt."""
+        None where they say nothing.
+
+        reads: the pass also read part of a prompt, so that its seconds are compared with no other.
+        """
         if not self._repeated:
             for row, draft, path in zip(rows, drafted.proposals, paths, strict=True):
                 self._learn_row(row, draft, path)
-            self._learn_round(rows, requests, drafted, paths, spent)
+            self._learn_round(rows, requests, drafted, paths, spent, reads)
 
     def plain_seconds(self, num_rows: int) -> float | None:
         """What a round without drafts takes; None if not known."""
@@ -268,11 +171,12 @@ class PayingPolicy:
         may_lose = is_timed and ledger.is_trying
         is_silent = ledger.num_silent % ENOUGH == ENOUGH - 1
         is_lifted = may_lose and (is_silent or ledger.num_scored < NUM_TIMED)
-        order, prices, is_trial, risk = self._order(), [], is_lifted, ledger.debt
+        costs = self._asking_costs(num_rows, plain)
+        order, prices, is_trial, risk = self._order(costs), [], is_lifted, ledger.debt
         for row, request, room, limit in zip(rows, requests, rooms, most, strict=True):
             parts = []
             for who in order:
-                gain, shift = self._gain(row, who), ledger.drafters[who].shift
+                gain, shift = self._gain(row, who, costs[who]), ledger.drafters[who].shift
                 loss = self._reading_loss(row, who, request, gain * room / num_rows, plain)
                 is_losing = gain <= 0 or loss > 0
                 is_affordable = may_lose and risk + loss <= BUDGET
@@ -293,8 +197,8 @@ class PayingPolicy:
         lengths, shift = list(most), ledger.drafters[order[0]].shift
         if not ledger.is_stated:
             least = FIRST_LENGTH if is_lifted else 1
-            drafting = ledger.drafters[order[0]].asking.curve
-            bar = lowest_paying(survivals, num_rows, token, passes, drafting)
+            asking = ledger.drafters[order[0]].asking.curve
+            bar = lowest_paying(survivals, num_rows, token, passes, asking)
             lengths = [
                 max(min(limit, least), sum(chance >= bar for chance in row))
                 for limit, row in zip(most, survivals, strict=True)
@@ -307,19 +211,30 @@ class PayingPolicy:
         tariff = None if self._has_coins else Tariff(token, passes, shift, survivals, tries)
         return Choice(lengths, prices, tariff, is_trial)
 
-    def _order(self) -> list[int]:
+    def _asking_costs(self, num_rows: int, plain: float) -> dict[int, float]:
+        """Plain rounds that asking each drafter about all rows takes, with those that the dearest
+        one takes by what it leaves of the cache."""
+        costs = {
+            who: earned.cost(round(num_rows * earned.size.within(2.0, 1.0)), 0, plain)
+            for who, earned in self.ledger.drafters.items()
+        }
+        costs[max(costs, key=costs.__getitem__)] += self.ledger.passes.curve(num_rows) / plain - 1
+        return costs
+
+    def _order(self, costs: Mapping[int, float]) -> list[int]:
         """Who is asked before whom: the quickest first.  Under a rule with coins the first guess is
         taken, whatever it is: so the one that gains most comes first there."""
         drafters = self.ledger.drafters
         if self._has_coins:
-            return sorted(drafters, key=lambda who: -drafters[who].gain.within(0.0, 1.0))
-        return sorted(drafters, key=lambda who: drafters[who].asking.curve(2))
+            worths = {who: own.worth.within(costs[who], 1.0) for who, own in drafters.items()}
+            return sorted(costs, key=lambda who: costs[who] - worths[who])
+        return sorted(costs, key=lambda who: drafters[who].asking.curve(2))
 
-    def _gain(self, row: int, who: int) -> float:
+    def _gain(self, row: int, who: int, cost: float) -> float:
         """Tokens that asking gains, less those that could be made in its time."""
         hope = 0.0 if self.is_sampled else FIRST_GAIN
-        usual = self.ledger.drafters[who].gain.within(hope, 2 * ENOUGH)
-        return self._requests[row][who].gain.within(usual, ENOUGH)
+        usual = self.ledger.drafters[who].worth.within(hope + cost, 2 * ENOUGH)
+        return self._requests[row][who].worth.within(usual, ENOUGH) - cost
 
     def _reading_loss(
         self, row: int, who: int, request: Request, most_saved: float, plain: float
@@ -333,7 +248,7 @@ class PayingPolicy:
         if num_unread <= ENOUGH:
             return 0.0
         earned = self.ledger.drafters[who]
-        cost = earned.cost(0, num_unread, plain) - earned.cost(0, 0, plain)
+        cost = earned.cost(1, num_unread, plain) - earned.cost(1, 0, plain)
         return max(0.0, cost - max(0.0, most_saved) / 2)
 
     def _learn_round(
@@ -343,35 +258,34 @@ class PayingPolicy:
         drafted: Drafted,
         paths: Sequence[Sequence[int]],
         spent: Sequence[float] | None,
+        reads: bool,
     ) -> None:
         """Learn what a round took and was expected to bring."""
         ledger, num_rows = self.ledger, len(rows)
+        ledger.last_run += spent is None or reads  # which brings no timing of a pass nearer
         if spent is None:
-            ledger.last_run += 1  # a round that cannot be timed brings no timing nearer
             return
         is_first = any(request.stats.rounds == 1 for request in requests)
         asks = self._asks(rows, drafted, spent[0])
         texts = {row: len(request.tokens) for row, request in zip(rows, requests, strict=True)}
         num_unread = self._learn_asking(texts, asks, is_first)
-        if is_first:
+        if is_first or reads:
             return  # a pass that reads a prompt says nothing about rounds to come
         num_drafted = sum(len(draft.tokens) for draft in drafted.proposals)
         ledger.num_unasked = 0 if asks else ledger.num_unasked + 1
         ledger.learn_pass(num_rows, num_drafted, sum(spent[1:]))
         plain, took = ledger.plain_seconds(num_rows), 0.0
         if not asks:
-            ledger.end_run(plain)
+            ledger.end_run(num_rows, plain)
             return
         ledger.num_silent = 0 if num_drafted else ledger.num_silent + 1
-        slower = ledger.passes.curve(num_rows) / plain - 1  # as the drafters leave the cache
-        dearest = max(asks, key=lambda who: ledger.drafters[who].asking.curve(2))
         for who, own in asks.items():
-            earned, height = ledger.drafters[who], max(ask.height for ask in own.values())
-            cost = earned.cost(height, 0, plain) + slower * (who == dearest)
+            earned = ledger.drafters[who]
             for row, ask in own.items():
-                earned.gain.learn(ask.worth - cost)
-                self._requests[row][who].gain.learn(ask.worth - cost)
-            took += earned.cost(height, num_unread[who], plain)
+                earned.size.learn(ask.height + 1)
+                earned.worth.learn(ask.worth)
+                self._requests[row][who].worth.learn(ask.worth)
+            took += earned.cost(size_of(own), num_unread[who], plain)
         took += ledger.passes.curve(num_rows + num_drafted) / plain
         expected = 1 + sum(map(sum, self._chances(rows, drafted.proposals))) / num_rows
         ledger.learn_drafted(expected, took, drafted.is_trial)
@@ -404,19 +318,19 @@ class PayingPolicy:
         read."""
         num_unread = dict.fromkeys(asks, 0)
         for who, own in asks.items():
-            earned, height = self.ledger.drafters[who], max(ask.height for ask in own.values())
+            earned, size = self.ledger.drafters[who], size_of(own)
             for row in own:
                 known = self._requests[row][who]
                 unread = texts[row] - known.num_read
                 num_unread[who] += unread * (unread > ENOUGH)
-                if height or not is_first:  # some read nothing in the first round
+                if size > len(own) or not is_first:  # some read nothing in the first round
                     known.num_read = texts[row]
             seconds = max(ask.seconds for ask in own.values())
             if num_unread[who] and earned.asking.counts:
-                extra = max(0.0, seconds - earned.asking.curve(height + 1))
+                extra = max(0.0, seconds - earned.asking.curve(size))
                 earned.reading.learn(1, extra / num_unread[who])
             elif not is_first:
-                earned.asking.learn(height + 1, seconds)
+                earned.asking.learn(size, seconds)
         return num_unread
 
     def _learn_row(self, row: int, draft: Proposal, path: Sequence[int]) -> None:
