@@ -15,9 +15,10 @@ from talking import COMPLETIONS, PLAIN, Talker
 
 from forerun.base.errors import InputError
 from forerun.drafters import NGram
+from forerun.serve.http import models as models_module
 from forerun.serve.http.app import make_app
 from forerun.serve.http.assembly import make_served, make_watching
-from forerun.serve.http.models import GIB, MOST_WAITING, Model, Models, Served
+from forerun.serve.http.models import GIB, MOST_WAITING, Model, Models, Served, memory_in_use
 from forerun.serve.watching.metrics import Families
 
 BODY = {"prompt": "the quick brown", "max_tokens": 6, "seed": 1, "temperature": 0.8}
@@ -207,6 +208,73 @@ def test_a_model_that_cannot_be_warmed_up_leaves_nothing(monkeypatch: pytest.Mon
         assert (await site.ask("b")).status == 200
 
     site.run(work)
+
+
+def test_a_load_that_was_given_up_keeps_its_room_until_its_thread_has_ended() -> None:
+    site = Site({"a": 1, "b": 1, "c": 1}, most=2)
+    gate = site.gates["b"] = threading.Event()
+    site.models._loading._seconds = 0.2
+
+    async def work() -> None:
+        async with site.models.using("a"):
+            assert status_and_code(await site.ask("b")) == (503, "model_not_loaded")
+            assert status_and_code(await site.ask("c")) == (503, "model_does_not_fit")
+            again = await site.ask("b")
+            assert status_and_code(again) == (503, "model_not_loaded")
+            assert "has not ended yet" in again.json()["error"]["message"]
+            assert site.loads == ["a", "b"]
+            gate.set()
+            await until(lambda: not any(model.is_in_thread for model in site.models._models))
+            site.models._loading._seconds = 30
+            assert (await site.ask("c")).status == 200
+        gc.collect()
+        assert site.targets["b"]() is None  # what came too late is not kept
+        assert (await site.ask("b")).status == 200
+
+    site.run(work)
+
+
+def test_a_model_that_does_not_end_as_it_should_leaves_its_room() -> None:
+    site = Site({"a": 1, "b": 1}, most=1)
+
+    async def work() -> None:
+        ends = site.models.default.served
+        assert ends is not None
+        close = ends.desk.close
+
+        async def fail() -> None:
+            await close()
+            raise OSError
+
+        ends.desk.close = fail  # type: ignore[method-assign]
+        for name in ("b", "a"):
+            assert (await site.ask(name)).status == 200
+
+    site.run(work)
+
+
+def test_what_a_model_takes_is_corrected_by_how_memory_has_grown(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    site = Site({"a": 1, "b": 1, "c": 1}, most=4)
+    grown = iter([0, 2.5, 0, 9])
+    monkeypatch.setattr(models_module, "memory_in_use", lambda: int(next(grown) * GIB))
+
+    async def work() -> None:
+        async with site.models.using("a"), site.models.using("b"):
+            refused = await site.ask("c")
+            assert status_and_code(refused) == (503, "model_does_not_fit")
+            assert "0.50 GiB are missing" in refused.json()["error"]["message"]
+        assert (await site.ask("c")).status == 200  # and may be loaded again, alone
+        assert [model.num_bytes / GIB for model in site.models._models] == [1, 2.5, 4]
+
+    site.run(work)
+
+
+def test_memory_is_measured_where_the_system_tells() -> None:
+    before = memory_in_use()
+    held = b"x" * 2**26
+    assert len(held) / 2 < memory_in_use() - before < 3 * len(held) or before == 0
 
 
 def test_a_request_that_comes_while_another_model_goes_is_answered() -> None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
+import os
 import shutil
 import signal
 import socket
@@ -20,13 +22,13 @@ import httpx
 import pytest
 from asking import BODY, bearer
 from processes import save_tiny
-from serving import Babbler, call, run, serving
+from serving import Babbler, call, run, serving, until
 
 from forerun.base.errors import InputError
 from forerun.drafters import NGram
 from forerun.serve.admission.keys import Keys
 from forerun.serve.http.assembly import make_server, make_watching
-from forerun.serve.http.lifecycle import Renewal, Server, bind, bind_path
+from forerun.serve.http.lifecycle import Renewal, Renewals, Server, at_path, bind, bind_path
 from forerun.serve.http.requests import Bounds
 from forerun.serve.http.tls import check_certificate
 from forerun.serve.watching.logs import RequestLog
@@ -96,10 +98,10 @@ def test_answers_over_tls_and_a_certificate_that_is_read_anew(tmp_path: Path) ->
         before = certificate_shown(port)
         again, other_key = certificate(tmp_path, "second")
         shutil.copy(again, made)
-        server._renew()  # the key does not belong to it: the old one stays
+        server._renewals.read()  # the key does not belong to it: the old one stays
         assert certificate_shown(port) == before
         shutil.copy(other_key, key)
-        server._renew()
+        server._renewals.read()
         assert certificate_shown(port) == ssl.PEM_cert_to_DER_cert(Path(again).read_text())
 
 
@@ -142,6 +144,19 @@ def test_answers_over_a_unix_socket(tmp_path: Path) -> None:
     assert file.read_text() == "kept"
 
 
+def test_a_socket_is_its_makers_alone(tmp_path: Path) -> None:
+    """Also of one that still loads its model; and what another has put in its place stays."""
+    path = tmp_path / "it.sock"
+    with at_path(str(path)), pytest.raises(InputError, match="stop what has this one"):
+        bind_path(str(path))
+    assert not path.exists()
+    with at_path(str(path)):
+        path.unlink()
+        others = bind_path(str(path))
+    assert path.is_socket()
+    others.close()
+
+
 def test_keys_are_read_anew_with_what_they_have_used(tmp_path: Path) -> None:
     file = tmp_path / "keys"
     file.write_text("a:sk-aaaaaaaa requests_per_minute=2\nb:sk-bbbbbbbb\n")
@@ -174,17 +189,39 @@ def test_a_bad_file_stops_no_other_from_being_read(caplog: pytest.LogCaptureFixt
     def fail() -> None:
         raise InputError("line 3 is wrong")
 
-    app, _ = make_server(Babbler(), {"none": None})
-    renewals = [Renewal("keys", fail), Renewal("request log", lambda: read.append("log"))]
-    server = Server(app, drain_seconds=1, announce=lambda: None, renewals=renewals)
+    def break_down() -> None:
+        raise ssl.SSLError("key values mismatch")
+
+    renewals = Renewals([Renewal("keys", fail), Renewal("certificate", break_down)])
+    renewals.add(Renewal("request log", lambda: read.append("log")))
     with caplog.at_level("INFO", logger="forerun.serve"):
-        server._renew()
+        renewals.read()
     told = [(record.getMessage(), record.__dict__["fields"]) for record in caplog.records]
     assert told == [
         ("not renewed", {"what": "keys", "reason": "line 3 is wrong"}),
+        ("not renewed", {"what": "certificate", "reason": "SSLError: ('key values mismatch',)"}),
         ("renewed", {"what": "request log"}),
     ]
     assert read == ["log"]
+
+
+def test_a_signal_while_the_first_model_is_loaded_is_obeyed_once_the_server_runs() -> None:
+    usual, read = signal.getsignal(signal.SIGHUP), list[str]()
+    renewals = Renewals([Renewal("keys", lambda: read.append("keys"))])
+
+    async def work() -> None:
+        renewals.begin(asyncio.get_running_loop())
+        assert read == ["keys"]
+        os.kill(os.getpid(), signal.SIGHUP)
+        await until(lambda: read == ["keys", "keys"])
+
+    try:
+        renewals.remember()
+        os.kill(os.getpid(), signal.SIGHUP)
+        assert read == []
+        run(work())
+    finally:
+        signal.signal(signal.SIGHUP, usual)
 
 
 def lines_of(file: Path) -> list[dict[str, Any]]:

@@ -14,7 +14,6 @@ from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from forerun import rules
@@ -46,7 +45,7 @@ def run(args: argparse.Namespace) -> int:
     from forerun.cli import serve_models
     from forerun.serve.admission.keys import Keys
     from forerun.serve.http.app import make_app
-    from forerun.serve.http.lifecycle import Renewal, Server, bind, bind_path
+    from forerun.serve.http.lifecycle import Renewal, Renewals, Server, at_path, bind
     from forerun.serve.http.requests import Bounds
     from forerun.serve.http.tls import check_certificate
     from forerun.serve.watching.logs import RequestLog, say, set_up
@@ -63,14 +62,17 @@ def run(args: argparse.Namespace) -> int:
         check_certificate(*tls)
     keys = None if args.api_key_file is None else Keys.from_file(args.api_key_file)
     log = None if args.request_log is None else RequestLog(args.request_log)
-    renewals = [] if keys is None else [Renewal("keys", partial(keys.renew, args.api_key_file))]
-    renewals += [] if log is None else [Renewal("request log", log.reopen)]
+    renewals = Renewals()
+    if keys is not None:
+        renewals.add(Renewal("keys", partial(keys.renew, args.api_key_file)))
+    if log is not None:
+        renewals.add(Renewal("request log", log.reopen))
+    if keys or log or tls:
+        renewals.remember()
     bounds = Bounds(args.max_body_mib * 2**20, reader_seconds=args.reader_seconds)
     # before a model is loaded for nothing
-    bound = bind(args.host, args.port, bounds) if args.uds is None else bind_path(args.uds)
-    with bound, ExitStack() as stack:
-        if args.uds is not None:
-            stack.callback(Path(args.uds).unlink, missing_ok=True)
+    where = bind(args.host, args.port, bounds) if args.uds is None else at_path(args.uds)
+    with where as bound, ExitStack() as stack:
         id_, section = next(iter(sections.items()))
         drafters = ",".join(section.drafter or ["auto"])
         say("loading", model=id_ or section.model or NAME, drafters=drafters)
@@ -92,8 +94,8 @@ def run(args: argparse.Namespace) -> int:
         allowed = list(dict.fromkeys(rule for rules_here in chosen for rule in rules_here))
         for note in warnings_for(host, allowed, has_keys=keys is not None):
             print(f"warning: {note}", file=sys.stderr)
-        where = Address.of(bound, is_tls=tls is not None)
-        text = welcome(app.state.models, where, has_keys=keys is not None)
+        address = Address.of(bound, is_tls=tls is not None)
+        text = welcome(app.state.models, address, has_keys=keys is not None)
         Server(
             app,
             drain_seconds=args.drain_seconds,

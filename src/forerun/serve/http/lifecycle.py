@@ -9,7 +9,8 @@ import os
 import signal
 import socket
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -64,7 +65,11 @@ def _bind_error(error: OSError, host: str, port: int) -> InputError:
 
 
 def bind_path(path: str) -> socket.socket:
-    """A socket at a path of the file system; one that a server has left behind is replaced."""
+    """A socket at a path of the file system; one that a server has left behind is replaced.
+
+    It listens at once, unlike a port: who connects before the server is ready waits, and a second
+    server sees that this path is taken.
+    """
     bound = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
         if Path(path).is_socket():
@@ -74,6 +79,7 @@ def bind_path(path: str) -> socket.socket:
             bound.close()
             bound = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         bound.bind(path)
+        bound.listen(1)
     except OSError as error:
         bound.close()
         received = f"{path} ({os.strerror(error.errno or 0) if error.errno else error})"
@@ -84,15 +90,69 @@ def bind_path(path: str) -> socket.socket:
     return bound
 
 
+@contextmanager
+def at_path(path: str) -> Iterator[socket.socket]:
+    """A socket at a path within the block; its file is removed, unless another has taken its
+    place."""
+    with bind_path(path) as bound:
+        made = os.lstat(path)
+        try:
+            yield bound
+        finally:
+            with suppress(OSError):
+                if os.path.samestat(os.lstat(path), made):
+                    os.unlink(path)
+
+
 @dataclass(frozen=True)
 class Renewal:
     """Something that is read anew on SIGHUP: keys, a certificate, a log file.
 
-    read: an `InputError` says what is wrong with the file, and what was read before stays.
+    read: an error says what is wrong with the file, and what was read before stays.
     """
 
     what: str
     read: Callable[[], None]
+
+
+class Renewals:
+    """What SIGHUP reads anew; without any, the signal keeps its usual meaning.
+
+    A signal that comes while the first model is loaded is remembered until the server runs.
+    """
+
+    def __init__(self, parts: Iterable[Renewal] = ()) -> None:
+        self._parts = list(parts)
+        self._is_due = False
+
+    def remember(self) -> None:
+        """From now on a signal does not end the process."""
+        signal.signal(signal.SIGHUP, self._note)
+
+    def _note(self, sig: int, frame: FrameType | None) -> None:
+        self._is_due = True
+
+    def add(self, part: Renewal) -> None:
+        self._parts.append(part)
+
+    def begin(self, loop: asyncio.AbstractEventLoop) -> None:
+        """From now on a signal is obeyed at once."""
+        if self._parts and threading.current_thread() is threading.main_thread():
+            loop.add_signal_handler(signal.SIGHUP, self.read)
+        if self._is_due:
+            self.read()
+
+    def read(self) -> None:
+        """Read anew what may have changed; a bad file leaves everything as it was."""
+        for part in self._parts:
+            try:
+                part.read()
+            except Exception as error:
+                known = isinstance(error, InputError)
+                reason = str(error) if known else f"{type(error).__name__}: {error}"
+                say("not renewed", logging.WARNING, what=part.what, reason=reason)
+            else:
+                say("renewed", what=part.what)
 
 
 class Server(uvicorn.Server):  # type: ignore[misc]
@@ -100,7 +160,6 @@ class Server(uvicorn.Server):  # type: ignore[misc]
 
     Told before it is ready, it has nothing to finish.  A second signal ends it at once.
     announce: called when it is ready.  tls: the files of a certificate and its key.
-    renewals: what SIGHUP reads anew; without any, the signal keeps its usual meaning.
     """
 
     def __init__(
@@ -110,7 +169,7 @@ class Server(uvicorn.Server):  # type: ignore[misc]
         drain_seconds: float,
         announce: Callable[[], None],
         tls: tuple[str, str] | None = None,
-        renewals: Sequence[Renewal] = (),
+        renewals: Renewals | None = None,
     ) -> None:
         certificate, key = tls or (None, None)
         super().__init__(
@@ -129,9 +188,9 @@ class Server(uvicorn.Server):  # type: ignore[misc]
             )
         )
         self._models: Models = app.state.models
-        self._renewals = list(renewals)
+        self._renewals = renewals or Renewals()
         if tls is not None:
-            self._renewals.append(Renewal("certificate", partial(self._renew_certificate, *tls)))
+            self._renewals.add(Renewal("certificate", partial(self._renew_certificate, *tls)))
         self._drain_seconds = drain_seconds
         self._announce = announce
         self._draining: asyncio.Task[None] | None = None
@@ -142,8 +201,7 @@ class Server(uvicorn.Server):  # type: ignore[misc]
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         """Warm up, listen and announce; a server that is stopped meanwhile does not listen."""
         self._loop = asyncio.get_running_loop()
-        if self._renewals and threading.current_thread() is threading.main_thread():
-            self._loop.add_signal_handler(signal.SIGHUP, self._renew)
+        self._renewals.begin(self._loop)
         self._warming = asyncio.create_task(self._warm_up())
         began = clock.now()
         while not (await asyncio.wait([self._warming], timeout=STILL_WARMING))[0]:
@@ -168,16 +226,6 @@ class Server(uvicorn.Server):  # type: ignore[misc]
             os._exit(128 + sig)
         self._was_told = True
         self._loop.call_soon_threadsafe(self._stop)
-
-    def _renew(self) -> None:
-        """Read anew what may have changed; a bad file leaves everything as it was."""
-        for renewal in self._renewals:
-            try:
-                renewal.read()
-            except InputError as error:
-                say("not renewed", logging.WARNING, what=renewal.what, reason=str(error))
-            else:
-                say("renewed", what=renewal.what)
 
     def _renew_certificate(self, certificate: str, key: str) -> None:
         check_certificate(certificate, key)

@@ -11,10 +11,13 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import os
 import time
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
 from typing import Any
 
 from forerun.base.errors import LOG, ForerunError
@@ -91,7 +94,8 @@ class Model:
     """A model that a server may load.
 
     names: its id, and other names for it.  load: loads it, in a thread; None if it is not loaded by
-    this server.  num_bytes: what it takes.
+    this server.  num_bytes: what it takes, as was said or estimated; once it was loaded, as much as
+    memory grew, if that is more.
     """
 
     names: Sequence[str]
@@ -100,6 +104,7 @@ class Model:
     watcher: Watcher = field(default_factory=Watcher)
     served: Served | None = None
     loading: asyncio.Task[Served] | None = None
+    is_in_thread: bool = False  # a thread loads it, which may have been given up
     has_room: bool = False  # its bytes are taken
     num_users: int = 0  # requests that are read or answered by it, or wait for it
     last_use: int = 0  # a number that grows with each request
@@ -258,6 +263,8 @@ class Models:
         """The model once it is loaded; those who wait for the same one wait for one load."""
         if self._is_draining:
             raise _not_loaded(model, "the server is shutting down")
+        if model.loading is None and model.is_in_thread:
+            raise _not_loaded(model, "the last attempt took too long and has not ended yet")
         if model.loading is None:
             model.loading = asyncio.create_task(self._load(model))
             model.loading.add_done_callback(lambda task: self._load_ended(model, task))
@@ -269,22 +276,43 @@ class Models:
             raise _not_loaded(model, "the server is shutting down") from None
 
     def _load_ended(self, model: Model, task: asyncio.Task[Served]) -> None:
-        """A load that failed gives its room back."""
+        """Nobody waits for a load any more: it is complete, has failed, or was given up."""
         model.loading = None
-        if task.cancelled() or task.exception() is not None:  # which whoever waited was told
+        if not task.cancelled():
+            task.exception()  # which whoever waited was told
+        self._give_back(model)
+
+    def _give_back(self, model: Model) -> None:
+        """Free the room of a model that is neither loaded nor being loaded."""
+        if model.served is None and model.loading is None and not model.is_in_thread:
             model.has_room = False
+
+    def _load_here(self, model: Model, loop: asyncio.AbstractEventLoop) -> Served:
+        """Load a model in this thread, and tell the event loop when that has ended."""
+        assert model.load is not None
+
+        def end() -> None:
+            model.is_in_thread = False
+            self._give_back(model)
+
+        model.is_in_thread = True
+        try:
+            return model.load()
+        finally:
+            with suppress(RuntimeError):  # the loop has closed meanwhile
+                loop.call_soon_threadsafe(end)
 
     async def _load(self, model: Model) -> Served:
         """Make room, load in a thread, and warm up; whoever waits is told of a failure without its
         details."""
-        assert model.load is not None
         async with self._changing:
             await self._make_room(model)
             model.has_room = True
-        name = model.names[0]
+        name, before = model.names[0], memory_in_use()
         say("loading", model=name)
         try:
-            served = await self._loading.run(model.load, name)
+            work = partial(self._load_here, model, asyncio.get_running_loop())
+            served = await self._loading.run(work, name)
             try:
                 await served.warm_up()
             except BaseException:  # its engines would hold its weights
@@ -295,9 +323,19 @@ class Models:
             LOG.error("The model %s could not be loaded. %s", name, told or "", exc_info=error)
             raise _not_loaded(model, "it could not be loaded, as the server's log says") from error
         model.served = served
+        self._weigh(model, memory_in_use() - before)
         model.watcher.watch(served.desk)
         say("loaded", model=name)
         return served
+
+    def _weigh(self, model: Model, grown: int) -> None:
+        """Correct what a model takes by how much memory has grown while it was loaded; other models
+        answer meanwhile, so it is never taken to be too large to be loaded again."""
+        most = grown if self._most_bytes is None else min(grown, self._most_bytes)
+        if most > model.num_bytes:
+            expected, gib = round(model.num_bytes / GIB, 2), round(grown / GIB, 2)
+            say("larger than expected", model=model.names[0], gib=gib, expected_gib=expected)
+            model.num_bytes = most
 
     async def _make_room(self, model: Model) -> None:
         """Unload what is needed for a model to fit, or say how much is missing."""
@@ -325,10 +363,23 @@ class Models:
         assert served is not None
         say("unloading", model=model.names[0])
         model.watcher.watch(None)
-        await served.desk.close()
-        model.has_room = False
+        try:
+            await served.desk.close()
+        except Exception as error:
+            LOG.error("The model %s did not end as it should.", model.names[0], exc_info=error)
+        finally:
+            model.has_room = False
         del served
         gc.collect()
+
+
+def memory_in_use() -> int:
+    """Bytes of this process that are in memory; 0 where the system does not tell."""
+    try:
+        pages = int(Path("/proc/self/statm").read_text().split()[1])
+    except (OSError, ValueError, IndexError):
+        return 0
+    return pages * os.sysconf("SC_PAGE_SIZE")
 
 
 def one_model(
