@@ -138,7 +138,7 @@ def test_answers_over_a_unix_socket(tmp_path: Path) -> None:
             bind_path(path)
     file = tmp_path / "file"
     file.write_text("kept")
-    for wrong in (str(file), str(tmp_path / "no" / "folder"), "/" + 200 * "x"):
+    for wrong in (str(file), str(tmp_path / "no" / "folder"), "/" + 200 * "x", ""):
         with pytest.raises(InputError, match="The socket cannot be made"):
             bind_path(wrong)
     assert file.read_text() == "kept"

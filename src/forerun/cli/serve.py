@@ -109,8 +109,15 @@ def run(args: argparse.Namespace) -> int:
 def sections_of(args: argparse.Namespace) -> dict[str | None, argparse.Namespace]:
     """The options of each model by its id, the default model first; those of a single one, whose
     id is that of what is loaded, under None."""
+    if any(not name.strip() for one in (args, *args.models.values()) for name in one.name or ()):
+        raise InputError(
+            explain("A name of a model is empty.", '--name ""', "Say how it is called.")
+        )
     if not args.models:
         return {None: args}
+    if any(not id_.strip() for id_ in args.models):
+        cure = "Write the id of the model between the quotes."
+        raise InputError(explain("A section has no id.", '[models.""]', cure))
     for value, flag in ((args.model, "MODEL"), (args.name, "--name")):
         if value is not None:
             cure = "Say it in the section of the model that it is about."

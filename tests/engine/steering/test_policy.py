@@ -464,10 +464,9 @@ def test_a_prompt_is_read_where_the_answer_may_pay_for_it() -> None:
 
 def set_gain(policy: PayingPolicy, gain: float, num_rows: int = 1) -> None:
     """Let an ask be worth so many tokens more than it costs."""
-    ledger = policy.ledger
-    costs = policy._asking_costs(num_rows, ledger.plain_seconds(num_rows))
-    ledger.drafters[0].worth.above = 1e6 * (gain + costs[0])
-    ledger.drafters[0].worth.below = 1e6
+    earned, plain = policy.ledger.drafters[0], policy.ledger.plain_seconds(num_rows)
+    size = num_rows * earned.size.within(2.0, 1.0)
+    earned.worth.above, earned.worth.below = 1e6 * (gain + earned.cost(size, 0, plain)), 1e6
 
 
 def test_short_answers_do_not_keep_it_from_learning_better() -> None:

@@ -31,7 +31,7 @@ class Earnings:
     shift: float = 0.0  # of the log-odds of stated chances
     num_verified: int = 0  # guesses that moved it
 
-    def cost(self, size: int, num_unread: int, plain: float) -> float:
+    def cost(self, size: float, num_unread: int, plain: float) -> float:
         """Plain rounds that an ask takes; not too many before it was timed a few times."""
         reading = self.reading.curve(1) * num_unread if self.reading.is_known(1) else 0.0
         rounds = (self.asking.curve(size) + reading) / plain
@@ -43,6 +43,7 @@ class Earnings:
 class Own:
     """What was learned of one drafter with one request."""
 
+    size: Ratio = field(default_factory=lambda: Ratio(OWN_FADE))
     worth: Ratio = field(default_factory=lambda: Ratio(OWN_FADE))
     rate: Ratio = field(default_factory=lambda: Ratio(OWN_FADE))
     num_read: int = 0  # tokens of its text when the drafter was last asked
@@ -58,6 +59,7 @@ class Ledger:
     whole: dict[int, Seconds] = field(default_factory=dict)  # rounds that are captured as a whole,
     # by the requests they have room for: by draft length
     drafters: defaultdict[int, Earnings] = field(default_factory=lambda: defaultdict(Earnings))
+    dearest: int | None = None  # of the drafters that were asked last
     rate: Ratio = field(default_factory=Ratio)  # of guesses without a stated chance, if reached
     drafted: Ratio = field(default_factory=Ratio)  # tokens per row over plain rounds, with drafts
     is_stated: bool = False  # drafters say how likely their guesses are

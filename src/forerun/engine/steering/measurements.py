@@ -23,7 +23,7 @@ class Curve:
 
     points: tuple[tuple[int, float], ...] = ()  # sizes, seconds; both rise
 
-    def __call__(self, size: int) -> float:
+    def __call__(self, size: float) -> float:
         if not self.points:
             return 0.0
         above = bisect_left(self.points, (size, -inf))

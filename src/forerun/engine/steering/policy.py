@@ -12,7 +12,7 @@ The policy reads no clock: the engine passes the seconds of each stage.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from math import inf
 from typing import NamedTuple
@@ -171,12 +171,11 @@ class PayingPolicy:
         may_lose = is_timed and ledger.is_trying
         is_silent = ledger.num_silent % ENOUGH == ENOUGH - 1
         is_lifted = may_lose and (is_silent or ledger.num_scored < NUM_TIMED)
-        costs = self._asking_costs(num_rows, plain)
-        order, prices, is_trial, risk = self._order(costs), [], is_lifted, ledger.debt
+        order, prices, is_trial, risk = self._order(), [], is_lifted, ledger.debt
         for row, request, room, limit in zip(rows, requests, rooms, most, strict=True):
             parts = []
             for who in order:
-                gain, shift = self._gain(row, who, costs[who]), ledger.drafters[who].shift
+                gain, shift = self._gain(row, who, num_rows, plain), ledger.drafters[who].shift
                 loss = self._reading_loss(row, who, request, gain * room / num_rows, plain)
                 is_losing = gain <= 0 or loss > 0
                 is_affordable = may_lose and risk + loss <= BUDGET
@@ -211,30 +210,24 @@ class PayingPolicy:
         tariff = None if self._has_coins else Tariff(token, passes, shift, survivals, tries)
         return Choice(lengths, prices, tariff, is_trial)
 
-    def _asking_costs(self, num_rows: int, plain: float) -> dict[int, float]:
-        """Plain rounds that asking each drafter about all rows takes, with those that the dearest
-        one takes by what it leaves of the cache."""
-        costs = {
-            who: earned.cost(round(num_rows * earned.size.within(2.0, 1.0)), 0, plain)
-            for who, earned in self.ledger.drafters.items()
-        }
-        costs[max(costs, key=costs.__getitem__)] += self.ledger.passes.curve(num_rows) / plain - 1
-        return costs
-
-    def _order(self, costs: Mapping[int, float]) -> list[int]:
+    def _order(self) -> list[int]:
         """Who is asked before whom: the quickest first.  Under a rule with coins the first guess is
-        taken, whatever it is: so the one that gains most comes first there."""
+        taken, whatever it is: so the one that promises most comes first there."""
         drafters = self.ledger.drafters
         if self._has_coins:
-            worths = {who: own.worth.within(costs[who], 1.0) for who, own in drafters.items()}
-            return sorted(costs, key=lambda who: costs[who] - worths[who])
-        return sorted(costs, key=lambda who: drafters[who].asking.curve(2))
+            return sorted(drafters, key=lambda who: -drafters[who].worth.within(0.0, 1.0))
+        return sorted(drafters, key=lambda who: drafters[who].asking.curve(2))
 
-    def _gain(self, row: int, who: int, cost: float) -> float:
-        """Tokens that asking gains, less those that could be made in its time."""
+    def _gain(self, row: int, who: int, num_rows: int, plain: float) -> float:
+        """Tokens that asking gains, less those that could be made in its time if all rows ask."""
+        ledger, own = self.ledger, self._requests[row][who]
+        earned = ledger.drafters[who]
+        size = own.size.within(earned.size.within(2.0, 1.0), ENOUGH)
+        cost = earned.cost(num_rows * size, 0, plain)
+        if who == ledger.dearest:  # it leaves less of the cache
+            cost += ledger.passes.curve(num_rows) / plain - 1
         hope = 0.0 if self.is_sampled else FIRST_GAIN
-        usual = self.ledger.drafters[who].worth.within(hope + cost, 2 * ENOUGH)
-        return self._requests[row][who].worth.within(usual, ENOUGH) - cost
+        return own.worth.within(earned.worth.within(hope + cost, 2 * ENOUGH), ENOUGH) - cost
 
     def _reading_loss(
         self, row: int, who: int, request: Request, most_saved: float, plain: float
@@ -279,12 +272,13 @@ class PayingPolicy:
             ledger.end_run(num_rows, plain)
             return
         ledger.num_silent = 0 if num_drafted else ledger.num_silent + 1
+        ledger.dearest = max(asks, key=lambda who: ledger.drafters[who].asking.curve(2))
         for who, own in asks.items():
             earned = ledger.drafters[who]
             for row, ask in own.items():
-                earned.size.learn(ask.height + 1)
-                earned.worth.learn(ask.worth)
-                self._requests[row][who].worth.learn(ask.worth)
+                for known in (earned, self._requests[row][who]):
+                    known.size.learn(ask.height + 1)
+                    known.worth.learn(ask.worth)
             took += earned.cost(size_of(own), num_unread[who], plain)
         took += ledger.passes.curve(num_rows + num_drafted) / plain
         expected = 1 + sum(map(sum, self._chances(rows, drafted.proposals))) / num_rows

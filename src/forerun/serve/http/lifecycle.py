@@ -72,6 +72,8 @@ def bind_path(path: str) -> socket.socket:
     """
     bound = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
+        if not path:  # which would be any name that is free
+            raise OSError(errno.EINVAL, "")
         if Path(path).is_socket():
             if bound.connect_ex(path) == 0:
                 raise OSError(errno.EADDRINUSE, "a server answers there")
