@@ -105,11 +105,11 @@ WHERE_NAMED = {
 }  # fmt: skip
 """A whole model that `text` makes of each family; the latter of those whose shape names them."""
 SPEEDS: dict[str, dict[str, Any]] = {
+    "Qwen3-30B-A3B": {"num_hidden_layers": 48, "vocab_size": 151936},
     "Gemma-3-4B": {"num_hidden_layers": 34, "vocab_size": 262208, "sliding_window": 1024,
                    "layer_types": None},
-    "Phi-4, 8 layers": {"num_hidden_layers": 8, "vocab_size": 100352},
-    "Qwen3-30B-A3B": {"num_hidden_layers": 48, "vocab_size": 151936},
     "gpt-oss-20b": {"num_hidden_layers": 24, "vocab_size": 201088, "layer_types": SLIDING * 12},
+    "Phi-4, 8 layers": {"num_hidden_layers": 8, "vocab_size": 100352},
 }  # fmt: skip
 GROUPINGS = ([1], [6], [16], [48], [128])
 DEVICE = "cuda"
@@ -202,8 +202,10 @@ def compare_texts(shape: dict[str, Any]) -> dict[str, Any]:
 
 def speed(name: str, bytes_per_second: float, with_peers: bool) -> dict[str, Any]:
     shape = next(shape for family, shape in FAMILIES.items() if name.startswith(family))
+    begin = time.perf_counter()
     model = build(shape, **SPEEDS[name])
     target = GpuModel(model)
+    print(f"{name} made in {time.perf_counter() - begin:.0f} s", flush=True)
     num_bytes = target._weights.num_bytes
     found: dict[str, Any] = {"bytes": num_bytes, "limit, ms": 1e3 * num_bytes / bytes_per_second}
     for count in (1, 6, 16):
@@ -265,9 +267,9 @@ def main() -> None:
                 compare = compare_logits if part == "logits" else compare_texts
                 found[part][name] = compare(FAMILIES[name])
             print(part, name, found[part][name], flush=True)
+            save(args.output, {"bytes_per_second": reached, **found}, "cuda")
             gc.collect()
             torch.cuda.empty_cache()
-    save(args.output, {"bytes_per_second": reached, **found}, "cuda")
 
 
 if __name__ == "__main__":

@@ -144,7 +144,8 @@ class Scratch:
         self.x = empty(num_tokens, weights.hidden)  # the residual stream before a layer
         self.middle = empty(num_tokens, weights.hidden)  # and between attention and the rest
         self.normed = empty(num_tokens, weights.hidden)  # times the weights of the next norm
-        partials = -(-weights.hidden // PARTIAL.value)
+        is_whole = bool(weights.form.family.after)  # kernels of whole rows come before all norms
+        partials = 1 if is_whole else -(-weights.hidden // PARTIAL.value)
         self.squares = empty(num_tokens, partials, dtype=torch.float32)
         self.no_squares = self.squares[:, :0]  # of rows that are normed, or need not be
         form = weights.form
@@ -193,9 +194,8 @@ def padded_segment(weights: Weights, per_segment: int) -> int:
 
 
 def turns_apart(form: Form) -> bool:
-    """Whether queries and keys are turned by a kernel of their own, which sees whole heads, or all
-    of them."""
-    return form.head_norms == "width" or form.is_turned_in_part
+    """Whether queries and keys are turned by a kernel of their own, which sees whole heads."""
+    return form.head_norms != "" or form.is_turned_in_part
 
 
 def padded_pass(count: int) -> int:
@@ -294,10 +294,10 @@ class Kernels:
         self._memory = shared_memory(device)
         self._pdl = dependent_launch(device)
         self._early = early
+        width = triton.next_power_of_2(weights.hidden)
         self._rows = {  # of kernels that see whole rows
-            "UNIT": weights.form.family.unit, "K": weights.hidden,
-            "KP": triton.next_power_of_2(weights.hidden), "P": scratch.squares.shape[1],
-            "num_warps": 4, **self._pdl,
+            "UNIT": weights.form.family.unit, "K": weights.hidden, "KP": width,
+            "P": scratch.squares.shape[1], "num_warps": 8 if width > 2048 else 4, **self._pdl,
         }  # fmt: skip
 
     def embed(self, norm: Any) -> None:
@@ -420,30 +420,27 @@ class Kernels:
         keys, values, depth = cache.keys[number], cache.values[number], layer.qkv.shape[1]
         table, is_raw = form.layers[number].table, turns_apart(form)
         cos, sin = cache.cos[table or 0], cache.sin[table or 0]
-        norms = None if is_raw else layer.head_norms
         half, heads = form.head_size // 2, form.num_heads + 2 * form.num_key_heads
-        columns, num_outputs = max(16, int(triton.next_power_of_2(half))), None  # a whole head
-        if norms is None:
-            columns, num_outputs = min(columns, chosen("qkv", m).columns), heads * half
-        how = tile("qkv", m, depth, self._memory, columns, num_outputs)
+        whole = max(16, int(triton.next_power_of_2(half)))  # columns of a tile at most
+        columns = min(whole, chosen("qkv", m).columns)
+        how = tile("qkv", m, depth, self._memory, columns, heads * half)
         programs = -(-m // how.rows), heads * -(-half // how.columns)
         pages = {"pages": cache.pages, "width": cache.pages.shape[1]}
         sizes = {"H": form.num_heads, "KV": form.num_key_heads, "HD": form.head_size,
-                 "PAGE": keys.shape[2], "UNIT": form.family.unit,
-                 "TURN": table is not None} | self._pdl | pages  # fmt: skip
+                 "PAGE": keys.shape[2], "TURN": table is not None} | self._pdl | pages  # fmt: skip
         queries_keys_values[programs](
-            squares=squares, bias=layer.qkv_bias, head_norms=norms, q=scratch.queries, keys=keys,
+            squares=squares, bias=layer.qkv_bias, q=scratch.queries, keys=keys,
             values=values, raw=scratch.raw, cos=cos, sin=sin, rows=inputs.rows,
             slots=inputs.slots, positions=inputs.positions, M=m, eps=form.eps, K=depth,
             P=squares.shape[1], EARLY=self._early, BN=how.columns, BK=how.depth, MP=how.rows,
-            BIAS=layer.qkv_bias is not None, HEAD_NORM=norms is not None, RAW=is_raw,
+            BIAS=layer.qkv_bias is not None, RAW=is_raw,
             num_warps=how.warps, num_stages=how.stages, **sizes,
             **operands(source, layer.qkv, how, m),
         )  # fmt: skip
         if is_raw:
             turn[(m, 2)](
                 scratch.raw, layer.head_norms, scratch.queries, keys, cos, sin, inputs.rows,
-                inputs.slots, inputs.positions, eps=form.eps,
+                inputs.slots, inputs.positions, eps=form.eps, UNIT=form.family.unit,
                 HP=triton.next_power_of_2(form.head_size),
                 WP=triton.next_power_of_2(form.num_heads), RD=2 * cos.shape[1],
                 HEAD_NORM=form.head_norms == "head", WIDE_NORM=form.head_norms == "width",

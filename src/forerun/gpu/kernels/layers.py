@@ -268,17 +268,16 @@ def cache_place(rows, slots, pages, width, m, keep, PAGE: tl.constexpr):
 
 @triton.jit(do_not_specialize=["M", "width"])
 def queries_keys_values(
-    x, squares, w, bias, head_norms, q, keys, values, raw, cos, sin, rows, slots, positions, pages,
-    M, width, eps, UNIT: tl.constexpr, K: tl.constexpr, P: tl.constexpr, H: tl.constexpr,
-    KV: tl.constexpr, HD: tl.constexpr, PAGE: tl.constexpr, EARLY: tl.constexpr, BN: tl.constexpr,
-    BK: tl.constexpr, MP: tl.constexpr, BIAS: tl.constexpr, HEAD_NORM: tl.constexpr,
-    TURN: tl.constexpr, RAW: tl.constexpr, BULK: tl.constexpr, PDL: tl.constexpr,
+    x, squares, w, bias, q, keys, values, raw, cos, sin, rows, slots, positions, pages, M, width,
+    eps, K: tl.constexpr, P: tl.constexpr, H: tl.constexpr, KV: tl.constexpr, HD: tl.constexpr,
+    PAGE: tl.constexpr, EARLY: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
+    MP: tl.constexpr, BIAS: tl.constexpr, TURN: tl.constexpr, RAW: tl.constexpr,
+    BULK: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """Queries to q (M, H * HD); keys and values to the cache (pages, KV, PAGE, HD).
 
     A program makes the dimensions d and d + HD / 2 of one head, which rotary embedding mixes if
     TURN.  If RAW, queries and keys go to raw (M, (H + KV) * HD) as they are, for `turn`.
-    head_norms: (2, HD), of queries and of keys, if HEAD_NORM; a program then makes a whole head.
     pages: (rows, width).  EARLY: they are looked up before the kernel before this one has ended,
         which wrote none of rows, slots and pages.
     """
@@ -308,19 +307,8 @@ def queries_keys_values(
         at, slot = cache_place(rows, slots, pages, width, m, keep, PAGE)
     keep = keep & (at >= 0)
     there = keep[:, None] & inside[None, :]
-    if (head < H + KV) and not RAW:
-        if HEAD_NORM:
-            tl.static_assert(PARTS == 1)
-            ones = tl.full((BN, ONES), 1.0, tl.float32).to(tl.bfloat16)
-            sums = exact_dot(a * a, ones, tl.zeros((MP, ONES), tl.float32))
-            sums = exact_dot(b * b, ones, sums)
-            size = tl.rsqrt(tl.max(sums, 1) / HD + eps)[:, None]
-            weight = head_norms + tl.where(head < H, 0, HD) + d
-            first = tl.load(weight, mask=inside, other=0.0).to(tl.float32) + UNIT
-            second = tl.load(weight + HALF, mask=inside, other=0.0).to(tl.float32) + UNIT
-            a = a * size * first[None, :]
-            b = b * size * second[None, :]
-        if TURN:
+    if TURN and not RAW:  # noqa: SIM102 (of these two one is known when it is compiled)
+        if head < H + KV:
             angle = tl.load(positions + m, mask=keep, other=0)[:, None] * HALF + d[None, :]
             c = tl.load(cos + angle, mask=there, other=0.0)
             s = tl.load(sin + angle, mask=there, other=0.0)

@@ -26,9 +26,12 @@ def _leave(
         wide = values.to(tl.float32)
         scaled = wide * (tl.load(norm + k, mask=k < K, other=0.0).to(tl.float32) + UNIT)
         tl.store(normed + token * K + k, scaled.to(values.dtype), mask=k < K)
-        part = tl.arange(0, KP // PARTIAL)
-        sums = tl.sum(tl.reshape(wide * wide, (KP // PARTIAL, PARTIAL)), 1)
-        tl.store(squares + token * P + part, sums, mask=part < P)
+        if P == 1:
+            tl.store(squares + token, tl.sum(wide * wide))
+        else:
+            part = tl.arange(0, KP // PARTIAL)
+            sums = tl.sum(tl.reshape(wide * wide, (KP // PARTIAL, PARTIAL)), 1)
+            tl.store(squares + token * P + part, sums, mask=part < P)
 
 
 @triton.jit
