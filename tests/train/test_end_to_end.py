@@ -101,6 +101,24 @@ def test_it_learns(target, learned):
     assert rounds < 0.85 * 40 * len(asked)  # chance, one guess in 61, would save a few per cent
 
 
+def test_a_block_drafter_learns(target, prompts, tmp_path):
+    """One pass makes all its guesses; the whole way, from prompts to a folder, as for heads."""
+    out = tmp_path / "run"
+    options = ("--kind", "block", "--layers", "1", "--block-size", "4", "--stride", "1")
+    options += ("--steps", "30", "--answer-tokens", "1000", "--learning-rate", "0.01")
+    assert train(target, out, "--prompts", prompts, *options) == 0
+    first, last = history(out)[0], history(out)[-1]
+    assert last["temperature 0"] - 1 > 2 * (first["temperature 0"] - 1)
+    assert load(out).design.kind == "block"
+    assert "blocks of 4" in (out / "README.md").read_text()
+    again = ("--from-data", str(out), "--steps", "1", "--start-from", str(out))
+    assert train(target, tmp_path / "heads", *again) == 2
+    assert train(target, tmp_path / "again", *again, *options[:8]) == 0
+    assert history(tmp_path / "again")[0]["temperature 0"] == pytest.approx(
+        last["temperature 0"], rel=0.05
+    )
+
+
 def test_a_second_training_begins_where_the_first_one_ended(target, learned, tmp_path, capfd):
     first, second = learned.out, tmp_path / "second"
     onwards = ("--from-data", str(first), "--steps", "1", "--start-from", str(first))
@@ -157,7 +175,7 @@ def test_interrupted_while_training_it_says_so_and_goes_on(
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("where", "option"), [((Slots, "advance"), "--rows"), ((Training, "loss"), "--batch-tokens")]
+    ("where", "option"), [((Slots, "advance"), "--rows"), ((Training, "_step"), "--batch-tokens")]
 )
 @pytest.mark.parametrize(
     "error", [torch.OutOfMemoryError("CUDA"), RuntimeError("can't allocate memory: 9 bytes")]
@@ -178,7 +196,7 @@ def test_another_error_is_not_taken_for_one_of_memory(target, prompts, tmp_path,
     def fail(*args: Any) -> None:
         raise RuntimeError("sizes differ")
 
-    monkeypatch.setattr(Training, "loss", fail)
+    monkeypatch.setattr(Training, "_step", fail)
     with pytest.raises(RuntimeError, match="sizes differ"):
         train(target, tmp_path / "run", "--prompts", prompts, "--steps", "2")
 

@@ -6,16 +6,18 @@ import pytest
 import torch
 from tiny_training import some_texts, tiny_training
 
+from forerun.train.course import forward_kl, mixed, top_one
 from forerun.train.teacher import Batch
-from forerun.train.unroll import STEP_WEIGHTS, StepWeights, forward_kl, mixed, top_one, unroll
+from forerun.train.unroll import STEP_WEIGHTS, StepWeights, unroll
 
 NUM_STEPS = 3
 
 
 def by_hand(training, batch: Batch) -> float:
     """The loss, one draft after the other."""
-    decay, least = training.step_weights
-    teacher, network = training.teacher, training.network
+    course = training.course
+    decay, least = course.weights
+    teacher, network = course.teacher, course.network
     hidden, final = teacher.watch(batch.tokens)
     embeddings = teacher.embedding[batch.tokens]
     outputs = list(unroll(network, hidden, embeddings, NUM_STEPS, 0))
@@ -42,16 +44,17 @@ def by_hand(training, batch: Batch) -> float:
 @pytest.mark.parametrize("weights", [*STEP_WEIGHTS.values(), StepWeights(1.0, 0.0)])
 def test_the_loss_is_that_of_the_drafts_one_by_one(tmp_path, weights):
     training = tiny_training(tmp_path, 1)
-    training.num_unrolled, training.step_weights = NUM_STEPS, weights
+    course = training.course
+    course.num_steps, course.weights = NUM_STEPS, weights
     with torch.no_grad():
-        training.network.head.weight[:] = 0
-        training.network.head.weight[7] = 1  # the same guess everywhere
-        training.network.norm_head.weight[:] = 1
+        course.network.head.weight[:] = 0
+        course.network.head.weight[7] = 1  # the same guess everywhere
+        course.network.norm_head.weight[:] = 1
         texts = some_texts(6)
         for text in texts:
             text.tokens[::2] = 7  # so that it is right now and then
         batch = Batch.of(texts, torch.device("cpu"))
-        assert float(training.loss(batch)) == pytest.approx(by_hand(training, batch), rel=1e-4)
+        assert float(course.loss(batch, 0)) == pytest.approx(by_hand(training, batch), rel=1e-4)
 
 
 def test_mix_is_the_mean_of_both_also_outside_the_draft_vocabulary():

@@ -14,12 +14,14 @@ from tiny_training import some_texts, tiny_training
 import forerun as fr
 from forerun.base.errors import InputError
 from forerun.drafters import Heads
+from forerun.drafters.heads.network import balance
 from forerun.sampling.options import Sampling
+from forerun.train.course import OBJECTIVES
 from forerun.train.held_out import measure, posterior_delays
 from forerun.train.shards import Spoken
 from forerun.train.teacher import Batch, Teacher
 from forerun.train.training import STATE, TrainingProgress
-from forerun.train.unroll import OBJECTIVES
+from forerun.train.unroll import HeadsRecipe
 
 STEPS = 9
 
@@ -28,7 +30,7 @@ def quiet(progress: TrainingProgress, loss: float) -> None: ...
 
 
 def weights(training):
-    return {name: value.clone() for name, value in training.network.state_dict().items()}
+    return {name: value.clone() for name, value in training.course.network.state_dict().items()}
 
 
 def run(folder, steps=STEPS):
@@ -46,15 +48,15 @@ def assert_same(one, other):
 
 def stop_after(training, count, stop):
     """Have a training stopped while it computes its count-th loss."""
-    compute, calls = training.loss, []
+    compute, calls = training.course.loss, []
 
-    def loss(batch):
+    def loss(batch, step):
         calls.append(batch)
         if len(calls) == count:
             stop()
-        return compute(batch)
+        return compute(batch, step)
 
-    training.loss = loss
+    training.course.loss = loss
 
 
 def test_a_killed_run_goes_on_to_the_same_weights(tmp_path):
@@ -105,6 +107,11 @@ def test_a_broken_state_is_explained(tmp_path):
         tiny_training(tmp_path, 1).resume()
 
 
+def course_of(trained, teacher):
+    recipe = HeadsRecipe(1, "fading")
+    return recipe.course(network_of(trained), teacher, OBJECTIVES["kl"])
+
+
 def said_by(model, prompts, count, sampling):
     found = fr.generate(
         fr.wrap(model),
@@ -128,7 +135,7 @@ def test_held_out_figures_are_the_rounds_of_the_engine(tmp_path, length):
     spoken = list(said_by(model, prompts, 24, Sampling(temperature=0.0)))
     tokens = torch.from_numpy(trained.tokens)
     teacher = Teacher(tiny_llama(seed=3), trained.design.layers, tokens)
-    (figures,) = measure(network_of(trained), teacher, spoken)
+    (figures,) = measure(course_of(trained, teacher), spoken)
     answers = fr.generate(
         fr.wrap(model), prompts, drafter=Heads(tmp_path), draft_length=length,
         max_new_tokens=24, ignore_eos=True,
@@ -154,7 +161,7 @@ def test_held_out_figures_of_sampling_are_those_of_the_engine_but_for_noise(tmp_
         for prompt, each in zip(prompts, answers, strict=True)
     ]
     teacher = Teacher(tiny_llama(seed=3), trained.design.layers, torch.from_numpy(trained.tokens))
-    (figures,) = measure(network_of(trained), teacher, spoken)
+    (figures,) = measure(course_of(trained, teacher), spoken)
     real = 29 * len(prompts) / sum(each.stats.rounds - 1 for each in answers)
     assert real > 1.15
     assert figures.by_group["words"][2] == pytest.approx(real, rel=0.04)
@@ -191,7 +198,7 @@ def test_hidden_values_count_alike_however_large_they_are():
     sizes = torch.ones(network.design.num_features)
     sizes[3], sizes[40], sizes[50] = 100.0, 0.0, 1e-9  # 50 is next to nothing and stays small
     hidden = torch.randn(4000, network.design.num_features) * sizes
-    network.balance(hidden)
+    balance(network.norm_layers, hidden)
     normed = network.norm_layers(hidden).detach().square().mean(0).sqrt()
     is_plain = sizes == 1
     assert normed[is_plain].sub(1).abs().max() < 0.1
@@ -199,7 +206,7 @@ def test_hidden_values_count_alike_however_large_they_are():
     assert normed[40] == 0
     assert normed[50] < 0.01
     before = network.norm_layers.weight.detach().clone()
-    network.balance(hidden)
+    balance(network.norm_layers, hidden)
     torch.testing.assert_close(network.norm_layers.weight.detach(), before)
 
 

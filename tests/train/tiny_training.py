@@ -14,10 +14,11 @@ from transformers import PreTrainedTokenizerFast
 
 from forerun.drafters.heads.design import Design
 from forerun.drafters.heads.network import Network
+from forerun.train.course import forward_kl
 from forerun.train.shards import Spoken
 from forerun.train.teacher import Teacher
 from forerun.train.training import Optimiser, Training, TrainingBudget
-from forerun.train.unroll import STEP_WEIGHTS, forward_kl
+from forerun.train.unroll import HeadsRecipe
 
 TEMPLATE = (
     "{% for m in messages %}{{ '<s>' + ' ' + m['content'] + ' ' + '</s>' + ' ' }}{% endfor %}"
@@ -77,14 +78,11 @@ def tiny_training(folder: Path, steps: int) -> Training:
     tokens = torch.arange(40)
     design = Design.after(model.config, len(tokens))
     network = Network(design).initialise(model.get_output_embeddings().weight[tokens])
+    teacher = Teacher(model, design.layers, tokens)
     return Training(
-        network=network,
-        teacher=Teacher(model, design.layers, tokens),
-        objective=forward_kl,
+        course=HeadsRecipe(2, "fading").course(network, teacher, forward_kl),
         optimiser=Optimiser(network, 1e-3, muon=True),
         budget=TrainingBudget(None, steps),
-        num_unrolled=2,
-        step_weights=STEP_WEIGHTS["fading"],
         batch_tokens=96,
         seed=0,
         folder=folder,

@@ -30,11 +30,19 @@ def run(args: argparse.Namespace) -> int:
         cure = 'Install it with: pip install "forerun[hf]"'
         received = "an environment without torch"
         raise MissingExtraError(explain("Training needs torch.", received, cure))
+    from forerun.train.blocks import BlockRecipe
+    from forerun.train.course import Recipe
     from forerun.train.prompts import read_prompts
     from forerun.train.run import TrainOptions, train
     from forerun.train.run_folder import Beginning
     from forerun.train.training import usual_optimiser
+    from forerun.train.unroll import HeadsRecipe
 
+    recipe: Recipe = (
+        BlockRecipe(args.block_size, args.layers, args.stride)
+        if args.kind == BlockRecipe.kind
+        else HeadsRecipe(args.unroll, args.later_steps)
+    )
     start = Beginning.named(args.start_from) if args.start_from else None
     usual_vocab = start.trained.design.num_tokens if start else 8192
     usual_mlp = start.trained.design.mlp_size if start else None
@@ -67,8 +75,7 @@ def run(args: argparse.Namespace) -> int:
         learning_rate=args.learning_rate,
         draft_vocab=args.draft_vocab or usual_vocab,
         mlp_size=args.mlp_size or usual_mlp,
-        num_unrolled=args.unroll,
-        later_steps=args.later_steps,
+        recipe=recipe,
         start=start,
         seed=args.seed,
         spread=spread,

@@ -1,6 +1,7 @@
 """Drafters, one idea per file."""
 
 from forerun.drafters.base import Drafter, Guess, Outcome, Turn
+from forerun.drafters.block import Block
 from forerun.drafters.early_exit import EarlyExit
 from forerun.drafters.forced import Forced
 from forerun.drafters.growing import GrowingTree
@@ -14,6 +15,7 @@ from forerun.drafters.suffix import Suffix
 from forerun.drafters.through_text import ThroughText
 
 __all__ = [
+    "Block",
     "Drafter",
     "EarlyExit",
     "Forced",

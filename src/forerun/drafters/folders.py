@@ -22,6 +22,7 @@ HUB_NAME = re.compile(r"\w[\w.-]*/\w[\w.-]*")
 
 KINDS = {
     "forerun": "a drafter that Forerun trained",
+    "block": "a block drafter that Forerun trained",
     "eagle3": "an EAGLE-3 draft model",
     "eagle": "an EAGLE draft model of the first or second generation",
     "peagle": "a P-EAGLE draft model, which guesses several tokens in one pass",
@@ -38,7 +39,10 @@ KINDS = {
 }
 """What a folder may hold, in words."""
 
-DRAFTERS = {"forerun": "heads", "eagle3": "eagle3", "medusa": "medusa"}
+DRAFTERS = {
+    "forerun": "heads", "block": "block", "eagle3": "eagle3", "dflash": "dflash",
+    "medusa": "medusa",
+}  # fmt: skip
 """The kinds that draft here, by the drafter that reads them (`drafters/registry.py`)."""
 
 
@@ -69,7 +73,7 @@ def kind_of(folder: Path, config: Mapping[str, Any]) -> str:
     """The kind, one of `KINDS`, by a folder's config.json and the names of its files; what
     `speculators` calls a kind that is newer; "" where nothing is known."""
     if any((folder / name).exists() for name in OURS):
-        return "forerun"
+        return "block" if _is_block(folder / OURS[0]) else "forerun"
     names = f"{config.get('architectures') or ''} {config.get('model_type') or ''}".lower()
     if "speculators_model_type" in config or "speculators_config" in config:
         return str(config.get("speculators_model_type") or "speculators")
@@ -90,6 +94,15 @@ def kind_of(folder: Path, config: Mapping[str, Any]) -> str:
     if "vocab_size" in config or "text_config" in config:
         return "model"
     return "gguf" if any(folder.glob("*.gguf")) else ""
+
+
+def _is_block(description: Path) -> bool:
+    """Whether one of our descriptions is of a drafter that guesses in blocks."""
+    try:
+        found = json.loads(description.read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError):  # whoever reads it says what is wrong
+        return False
+    return isinstance(found, dict) and found.get("kind") == "block"
 
 
 def in_words(kind: str) -> str:

@@ -27,16 +27,16 @@ class Growth:
 
     text: what it continues.
     depth: the largest number of levels.
-    one_line: the model can extend only one node per level.
+    width: how many nodes of a level may be extended; None: the square root of the budget.
     """
 
-    def __init__(self, turn: Turn, text: Text, depth: int, one_line: bool) -> None:
+    def __init__(self, turn: Turn, text: Text, depth: int, width: int | None = None) -> None:
         self.turn = turn
         self.text = text
         self.depth = depth
         self.is_chain = turn.is_chain
         self.shape = Tree.chain(depth) if turn.is_chain else turn.shape
-        self.width = 1 if one_line else max(1, round(turn.budget**0.5))
+        self.width = max(1, round(turn.budget**0.5)) if width is None else width
         self.level = 0
         self.frontier: list[int] = [ROOT] if depth > 0 and turn.budget > 0 else []
         self.tokens: list[int] = []

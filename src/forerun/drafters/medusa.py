@@ -87,7 +87,7 @@ class Medusa:
         growths = []
         for turn in turns:
             depth = min(turn.height, len(state.heads)) if turn.row in state.states else 0
-            growths.append(Growth(turn, state.texts[turn.row], depth, one_line=False))
+            growths.append(Growth(turn, state.texts[turn.row], depth))
         while busy := [growth for growth in growths if growth.frontier]:
             forks = []
             for growth in busy:

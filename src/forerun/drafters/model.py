@@ -130,11 +130,11 @@ class Model:
     ) -> list[Guess]:
         # Asking `scores_trees` may run trial passes, so it is not asked for chains.
         is_tree = not all(turn.is_chain for turn in turns)
-        one_line = not (is_tree and getattr(self.model, "scores_trees", False))
+        width = None if is_tree and getattr(self.model, "scores_trees", False) else 1
         growths = []
         for turn in turns:
             text = state.texts[turn.row]
-            growths.append(Growth(turn, text, self._room(turn, text.tokens), one_line))
+            growths.append(Growth(turn, text, self._room(turn, text.tokens), width))
         state.growths = {}
         while busy := [growth for growth in growths if growth.frontier]:
             forks = []

@@ -59,6 +59,16 @@ def eagle3(source: str = "") -> Drafter:
     return made
 
 
+def block(source: str = "") -> Drafter:
+    from forerun.drafters.block import Block
+
+    if not source:
+        cure = "Name a folder or a hub name, for example dflash:./my-draft-model."
+        raise InputError(explain("A block drafter needs a folder.", "nothing", cure))
+    made: Drafter = Block(source)
+    return made
+
+
 def medusa(source: str = "") -> Drafter:
     from forerun.drafters.medusa import Medusa
 
@@ -76,6 +86,8 @@ FACTORIES: dict[str, Factory] = {
     "quantized": quantized,
     "heads": heads,
     "eagle3": eagle3,
+    "block": block,
+    "dflash": block,
     "medusa": medusa,
 }
 """Those that come with Forerun."""

@@ -10,6 +10,8 @@ from weakref import WeakKeyDictionary
 
 from forerun.base.errors import InputError, explain
 from forerun.drafters.base import Drafter
+from forerun.drafters.block import Block
+from forerun.drafters.folders import kind_of
 from forerun.drafters.heads import Heads
 from forerun.drafters.heads.files import trained_for
 from forerun.drafters.heads.fingerprint import Fingerprint
@@ -111,9 +113,13 @@ def usual_drafter(target: LanguageModel) -> Drafter:
     folder = trained_folder(target)
     if folder is None:
         return Suffix()
-    heads = Heads(None if folder == SHIPPED else folder)
+    trained: Drafter
+    if kind_of(folder, {}) == "block":
+        trained = Block(folder)
+    else:
+        trained = Heads(None if folder == SHIPPED else folder)
     is_captured = isinstance(target, GpuPass)
-    return heads if is_captured else Mixed(heads, Suffix())
+    return trained if is_captured else Mixed(trained, Suffix())
 
 
 def trained_folder(target: LanguageModel) -> Path | None:

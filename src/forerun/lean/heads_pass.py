@@ -112,14 +112,15 @@ def first_panel(level: Level, w: HeadsWeights) -> Any:
 
 
 @inner
-def norm_states(w: HeadsWeights, states: Floats, normed: Floats) -> None:
-    """Norm the target's states of one token, (values,)."""
-    num_parts, size = w.state_norms.shape
+def norm_parts(norms: Floats, eps: Any, states: Floats, normed: Floats) -> None:
+    """Norm the target's states of one token, (values,), each part by itself; without parts they
+    stay as they are."""
+    num_parts, size = norms.shape
     if num_parts == 0:
         copy(states, normed)
     for part in range(num_parts):
         begin, end = part * size, (part + 1) * size
-        normalise(states[begin:end], w.state_norms[part], w.eps, normed[begin:end])
+        normalise(states[begin:end], norms[part], eps, normed[begin:end])
 
 
 @inner
@@ -155,7 +156,7 @@ def run_levels(
             if stage == CHOOSE:
                 choose(line, i, number, level, later, s)
             elif stage == NORM_STATES:
-                norm_states(w, hidden[i], s.hidden[i])
+                norm_parts(w.state_norms, w.eps, hidden[i], s.hidden[i])
                 cut(m, MATRIX_OF[stage], s.hidden[i], s.limbs[i])
             elif stage == NORM_INPUTS:
                 normalise(s.features[i], w.norms[OF_FEATURE], w.eps, s.joined[i, :size])

@@ -67,6 +67,12 @@ def likeliest_tokens(
     return chosen, float(counts[chosen].sum() / counts.sum())
 
 
+def least_likely_token(spoken: Sequence[Spoken], vocab_size: int) -> int:
+    """The token that texts have least, prompts included: a mask is confused with no other."""
+    counts = np.bincount(np.concatenate([text.tokens for text in spoken]), minlength=vocab_size)
+    return int(counts.argmin())
+
+
 CURE = "Use a model like Llama, Mistral, Qwen 2 or 3, Gemma 3, GPT-2 or GPT-NeoX."
 TEXTS = ((0.3, 0.5, 0.7), (0.4,))
 """Tokens by their place in the vocabulary.  Special tokens are at its ends; after several of them

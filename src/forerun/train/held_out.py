@@ -17,13 +17,12 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from forerun.base.errors import InputError, explain
-from forerun.drafters.heads.network import Network
 from forerun.train.chat import Chat
+from forerun.train.course import Course
 from forerun.train.prompts import TrainingPrompt, pick
 from forerun.train.shards import Spoken
 from forerun.train.stages import answer_each
-from forerun.train.teacher import Batch, Teacher
-from forerun.train.unroll import unroll
+from forerun.train.teacher import Batch, autocast
 
 HEAT = 0.8  # the second temperature that is measured
 
@@ -109,13 +108,13 @@ class HeldOutFigures:
         return {"temperature": self.temperature, "lengths": list(LENGTHS), "groups": groups}
 
 
-def measure(network: Network, teacher: Teacher, spoken: Sequence[Spoken]) -> list[HeldOutFigures]:
+def measure(course: Course, spoken: Sequence[Spoken]) -> list[HeldOutFigures]:
     """One entry per temperature of the texts."""
     results = []
     for temperature in sorted({text.temperature for text in spoken}):
         counts: dict[str, NDArray[np.float64]] = {}
         for part in _parts([text for text in spoken if text.temperature == temperature]):
-            runs = right_guesses(network, teacher, part, temperature)
+            runs = right_guesses(course, part, temperature)
             for row, text in enumerate(part):
                 totals = counts.setdefault(text.group, np.zeros((len(LENGTHS), 2)))
                 totals += [walk(runs[row], text.is_answer, length) for length in LENGTHS]
@@ -128,9 +127,10 @@ def measure(network: Network, teacher: Teacher, spoken: Sequence[Spoken]) -> lis
 
 
 def right_guesses(
-    network: Network, teacher: Teacher, spoken: Sequence[Spoken], temperature: float
+    course: Course, spoken: Sequence[Spoken], temperature: float
 ) -> NDArray[np.int64]:
     """Number of right guesses in a row (B, L), for a draft that starts after token t + 1."""
+    teacher = course.teacher
     device = teacher.embedding.device
     batch = Batch.of(spoken, device)
     steps = max(LENGTHS)
@@ -141,13 +141,12 @@ def right_guesses(
         if temperature > 0:
             probs, _ = teacher.laws(final[batch.rows, batch.places], temperature)
             delays = posterior_delays(probs.float(), teacher.draft_tokens, batch.next_tokens)
-        embeddings = teacher.embedding[batch.tokens]
-        outputs = unroll(network, hidden, embeddings, steps, batch.first)
+        outputs = course.ahead(hidden, batch.tokens, steps, batch.first)
         for step, output in enumerate(outputs):
             starts = batch.places - 1 - step
             chosen = (starts >= batch.first) & (batch.reach > step)
             rows, at = batch.rows[chosen], starts[chosen]
-            logits = network.logits(output[rows, at - batch.first]).float()
+            logits = course.network.logits(output[rows, at - batch.first]).float()
             if delays is not None:
                 logits = logits / temperature - delays[chosen].log()
             guess = teacher.draft_tokens[logits.argmax(-1)]
@@ -178,11 +177,6 @@ def walk(runs: NDArray[np.int64], is_answer: NDArray[np.bool_], length: int) -> 
         gained = min(int(runs[at - 1]), length, last - at - 1) + 1
         at, tokens, rounds = at + gained, tokens + gained, rounds + 1
     return tokens, rounds
-
-
-def autocast(device: torch.device) -> torch.autocast:
-    """Matrix products in bfloat16 on CUDA; no change elsewhere."""
-    return torch.autocast(device.type, torch.bfloat16, enabled=device.type == "cuda")
 
 
 def _parts(spoken: Sequence[Spoken]) -> Iterator[list[Spoken]]:

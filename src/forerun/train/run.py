@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -13,14 +13,20 @@ import torch
 from tqdm.auto import tqdm
 
 from forerun.base.errors import InputError, explain
-from forerun.drafters.heads.design import Design
 from forerun.drafters.heads.eagle3_export import export
 from forerun.drafters.heads.files import Trained, load, save
 from forerun.drafters.heads.fingerprint import Fingerprint
-from forerun.drafters.heads.network import Network
+from forerun.drafters.heads.network import balance
 from forerun.train.chat import Chat
 from forerun.train.collection import MOST_REPEATS, Collection, Source, collect, count_answers
-from forerun.train.fit import check_disk, check_prompts, check_trainable, likeliest_tokens
+from forerun.train.course import OBJECTIVES, Recipe
+from forerun.train.fit import (
+    check_disk,
+    check_prompts,
+    check_trainable,
+    least_likely_token,
+    likeliest_tokens,
+)
 from forerun.train.held_out import HeldOut, HeldOutFigures, divided, held_out_answers, measure
 from forerun.train.prompts import TrainingPrompt
 from forerun.train.run_folder import DATA, HELD_OUT, Beginning, card, check_data, open_run
@@ -28,7 +34,6 @@ from forerun.train.shards import Spoken, epoch, list_shards, read, write
 from forerun.train.stages import Assignment, Scale, Stages
 from forerun.train.teacher import Batch, Teacher
 from forerun.train.training import Optimiser, Training, TrainingBudget, TrainingProgress, steps_of
-from forerun.train.unroll import OBJECTIVES, STEP_WEIGHTS
 
 Spread = Callable[[Assignment, Collection, Fingerprint], AbstractContextManager[Source]]
 """Makes a source of conversations that are not held here."""
@@ -56,8 +61,7 @@ class TrainOptions:
     learning_rate: float
     draft_vocab: int
     mlp_size: int | None
-    num_unrolled: int
-    later_steps: str  # how they are weighted
+    recipe: Recipe
     start: Beginning | None
     seed: int
     spread: Spread | None = None  # answers are collected elsewhere
@@ -68,11 +72,11 @@ class TrainOptions:
         if self.data_only:
             return {"seed": self.seed}
         names = (
-            "objective optimizer learning_rate draft_vocab mlp_size num_unrolled "
-            "batch_tokens seconds steps seed later_steps"
+            "objective optimizer learning_rate draft_vocab mlp_size batch_tokens seconds steps seed"
         )
         start = self.start.name if self.start else None
-        return {name: getattr(self, name) for name in names.split()} | {"start_from": start}
+        chosen = {name: getattr(self, name) for name in names.split()}
+        return chosen | {"start_from": start} | self.recipe.settings()
 
 
 def train(target: Any, options: TrainOptions) -> int:
@@ -84,7 +88,7 @@ def train(target: Any, options: TrainOptions) -> int:
     with _explained("--rows", options.num_rows):
         check_trainable(model)
     config = model.config.get_text_config(decoder=True)
-    design = Design.after(config, options.draft_vocab, options.mlp_size)
+    design = options.recipe.design(config, options.draft_vocab, options.mlp_size, 0)
     check_disk(options.out, design, options.num_answer_tokens if options.prompts else 0)
     chat, scales = Chat.of(target.tokenizer), _scales(model, options)
     held_out, prompts = divided(options.prompts, options.held_out, HeldOut.on(model.device))
@@ -191,25 +195,26 @@ def _train(model: Any, fingerprint: Fingerprint, options: TrainOptions) -> int:
     kept = options.start.trained.tokens if options.start else ()
     tokens, covered = likeliest_tokens(spoken, options.draft_vocab, vocab_size, endings, kept)
     config = model.config.get_text_config(decoder=True)
-    design = Design.after(config, len(tokens), options.mlp_size)
+    recipe, mask = options.recipe, least_likely_token(spoken, vocab_size)
+    design = (
+        replace(options.start.trained.design, num_tokens=len(tokens))
+        if options.start
+        else recipe.design(config, len(tokens), options.mlp_size, mask)
+    )
     torch.manual_seed(options.seed)
     draft_tokens = torch.from_numpy(tokens).to(model.device)
     teacher = Teacher(model, design.layers, draft_tokens)
-    network = Network(design).to(model.device)
+    network = recipe.network(design).to(model.device)
     network.initialise(model.get_output_embeddings().weight[draft_tokens].float())
     if options.start:
         options.start.fill(network, tokens)
     else:
         batch = Batch.of(epoch(spoken, options.batch_tokens, options.seed, 0)[0], model.device)
-        network.balance(teacher.watch(batch.tokens)[0][batch.rows, batch.places])
+        balance(network.norm_layers, teacher.watch(batch.tokens)[0][batch.rows, batch.places])
     training = Training(
-        network=network,
-        teacher=teacher,
-        objective=OBJECTIVES[options.objective],
+        course=recipe.course(network, teacher, OBJECTIVES[options.objective]),
         optimiser=Optimiser(network, options.learning_rate, muon=options.optimizer == "muon"),
         budget=TrainingBudget(options.seconds, options.steps, options.pause_after),
-        num_unrolled=options.num_unrolled,
-        step_weights=STEP_WEIGHTS[options.later_steps],
         batch_tokens=options.batch_tokens,
         seed=options.seed,
         folder=options.out,
@@ -228,12 +233,11 @@ def _train(model: Any, fingerprint: Fingerprint, options: TrainOptions) -> int:
     save(options.out, Trained(design, fingerprint, tokens, weights))
     if options.layout is not None:
         export(load(options.out), options.out / options.layout, options.layout)
-    figures = _figures_of_saved(options.out, teacher, held_out)
+    figures = _figures_of_saved(options, teacher, held_out)
     facts = {
         "answers": f"{count_answers(spoken) / 1e6:.2f} million tokens in {len(spoken):,} "
         f"conversations, {covered:.1%} of them in the draft vocabulary",
-        "objective": f"{options.objective}, unrolled {options.num_unrolled} steps, "
-        f"{options.optimizer}, later steps {options.later_steps}",
+        "objective": f"{options.objective}, {recipe.in_words()}, {options.optimizer}",
         **({"started from": options.start.name} if options.start else {}),
         "device": _device(model.device),
         "command": f"`{' '.join(['forerun', *sys.argv[1:]])}`",
@@ -269,13 +273,15 @@ def _run(training: Training, spoken: Sequence[Spoken], held_out: Sequence[Spoken
 
 
 def _figures_of_saved(
-    folder: Path, teacher: Teacher, held_out: Sequence[Spoken]
+    options: TrainOptions, teacher: Teacher, held_out: Sequence[Spoken]
 ) -> list[HeldOutFigures]:
     """Figures of the drafter as users load it, in 8 bits."""
-    saved = load(folder)
-    network = Network(saved.design)
+    saved = load(options.out)
+    network = options.recipe.network(saved.design)
     network.load_state_dict({name: torch.from_numpy(w) for name, w in saved.weights.items()})
-    return measure(network.to(teacher.embedding.device), teacher, held_out)
+    network.to(teacher.embedding.device)
+    course = options.recipe.course(network, teacher, OBJECTIVES[options.objective])
+    return measure(course, held_out)
 
 
 @contextmanager

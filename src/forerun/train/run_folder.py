@@ -21,7 +21,6 @@ from forerun.drafters.heads.design import Design
 from forerun.drafters.heads.files import Trained, load
 from forerun.drafters.heads.fingerprint import Fingerprint
 from forerun.drafters.heads.fitting import load_shipped
-from forerun.drafters.heads.network import Network
 from forerun.train.held_out import LENGTHS, HeldOutFigures
 from forerun.train.training import TrainingProgress
 
@@ -131,7 +130,16 @@ def _write(file: Path, content: dict[str, Any]) -> None:
 
 
 SHIPPED, PREFIX = "heads", "heads:"
-SAME = ("hidden_size", "num_heads", "num_kv_heads", "head_size", "mlp_size", "layers", "rope_theta")
+SAME = (
+    "hidden_size",
+    "num_heads",
+    "num_kv_heads",
+    "head_size",
+    "mlp_size",
+    "layers",
+    "rope_theta",
+    "num_layers",
+)
 """What must agree for weights to mean the same."""
 
 
@@ -152,6 +160,12 @@ class Beginning:
         """Refuse a drafter of another target, or of other sizes than the one to be trained."""
         self.trained.target.check(target)
         theirs = self.trained.design
+        if theirs.kind != design.kind:
+            wrong = (
+                f"The drafter to start from is of the kind {theirs.kind}, and not {design.kind}."
+            )
+            cure = f"Give --kind {theirs.kind}, or start from another."
+            raise InputError(explain(wrong, repr(self.name), cure))
         if theirs.num_tokens > design.num_tokens:
             wrong = f"The drafter to start from has a draft vocabulary of {theirs.num_tokens}."
             cure = "Give --draft-vocab at least that size, or leave it out."
@@ -164,7 +178,7 @@ class Beginning:
                 cure = "Start from a drafter of the same sizes, or without --start-from."
                 raise InputError(explain(wrong, received, cure))
 
-    def fill(self, network: Network, tokens: NDArray[np.int64]) -> None:
+    def fill(self, network: Any, tokens: NDArray[np.int64]) -> None:
         """Copy the weights; draft tokens (Vd,) that are new keep their row of the head."""
         weights = {name: torch.from_numpy(w) for name, w in self.trained.weights.items()}
         _, places, sources = np.intersect1d(

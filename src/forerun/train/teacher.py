@@ -100,3 +100,8 @@ class Teacher:
                 law = torch.log_softmax(logits, -1, dtype=torch.float32)
                 probs.append(law[:, self.draft_tokens].exp().to(final.dtype))
         return torch.cat(probs), torch.cat(likeliest)
+
+
+def autocast(device: torch.device) -> torch.autocast:
+    """Matrix products in bfloat16 on CUDA; no change elsewhere."""
+    return torch.autocast(device.type, torch.bfloat16, enabled=device.type == "cuda")

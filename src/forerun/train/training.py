@@ -16,11 +16,10 @@ import torch
 from torch import Tensor
 
 from forerun.base.errors import InputError, explain
-from forerun.drafters.heads.network import Network
-from forerun.train.held_out import HeldOutFigures, autocast, measure
+from forerun.train.course import Course
+from forerun.train.held_out import HeldOutFigures, measure
 from forerun.train.shards import Spoken, epoch
-from forerun.train.teacher import Batch, Teacher
-from forerun.train.unroll import Objective, StepWeights, unroll
+from forerun.train.teacher import Batch
 
 WARM_UP = 0.02  # of the budget
 MUON_RATE = 2.0  # times the rate of AdamW
@@ -41,7 +40,7 @@ def _has_bfloat16_products() -> bool:
 class Optimiser:
     """Both optimisers; the rate rises for 2% of the budget, then falls linearly to 0."""
 
-    def __init__(self, network: Network, rate: float, *, muon: bool) -> None:
+    def __init__(self, network: Any, rate: float, *, muon: bool) -> None:
         self.rate = rate
         named = dict(network.named_parameters())
         inner = [p for name, p in named.items() if p.ndim == 2 and name != "head.weight"]
@@ -150,13 +149,9 @@ class TrainingBudget:
 class Training:
     """One training run, new or resumed."""
 
-    network: Network
-    teacher: Teacher
-    objective: Objective
+    course: Course
     optimiser: Optimiser
     budget: TrainingBudget
-    num_unrolled: int
-    step_weights: StepWeights
     batch_tokens: int
     seed: int
     folder: Path
@@ -167,10 +162,10 @@ class Training:
         file = self.folder / STATE
         if not file.exists():
             return False
-        device = self.network.head.weight.device
+        device = self.course.network.head.weight.device
         try:
             saved = torch.load(file, map_location=device, weights_only=True)
-            self.network.load_state_dict(saved["network"])
+            self.course.network.load_state_dict(saved["network"])
             self.optimiser.restore(saved["optimiser"])
             self.progress = TrainingProgress(**saved["progress"])
         except (RuntimeError, EOFError, LookupError, ValueError, UnpicklingError) as error:
@@ -183,7 +178,7 @@ class Training:
         """Write weights, optimiser and progress into the folder, whole or not at all."""
         unfinished = self.folder / f"{STATE}.part"
         saved = {
-            "network": self.network.state_dict(),
+            "network": self.course.network.state_dict(),
             "optimiser": self.optimiser.state(),
             "progress": vars(self.progress),
         }
@@ -209,7 +204,7 @@ class Training:
     ) -> bool:
         start = saved = time.perf_counter()
         batches = epoch(spoken, self.batch_tokens, self.seed, self.progress.epoch)
-        tallied = torch.zeros((), device=self.teacher.embedding.device)
+        tallied = torch.zeros((), device=self.course.teacher.embedding.device)
         try:
             while (share := self.budget.share(self.progress)) < 1:
                 between_steps()
@@ -219,7 +214,7 @@ class Training:
                 if self.progress.batch >= len(batches):
                     self.progress.epoch, self.progress.batch = self.progress.epoch + 1, 0
                     batches = epoch(spoken, self.batch_tokens, self.seed, self.progress.epoch)
-                batch = Batch.of(batches[self.progress.batch], self.teacher.embedding.device)
+                batch = Batch.of(batches[self.progress.batch], self.course.teacher.embedding.device)
                 tallied += self._step(batch, share)
                 self.progress.batch += 1
                 self.progress.steps += 1
@@ -238,7 +233,7 @@ class Training:
 
     def note(self, held_out: Sequence[Spoken]) -> list[HeldOutFigures]:
         """Measure on held-out texts, and append the figures to the history."""
-        figures = measure(self.network, self.teacher, held_out)
+        figures = measure(self.course, held_out)
         row: dict[str, float] = {
             "step": self.progress.steps,
             "seconds": round(self.progress.seconds, 1),
@@ -249,36 +244,7 @@ class Training:
 
     def _step(self, batch: Batch, share: float) -> Tensor:
         """One update; returns the loss on the device."""
-        loss = self.loss(batch)
+        loss = self.course.loss(batch, self.progress.steps)
         loss.backward()
         self.optimiser.step(share)
         return loss.detach()
-
-    def loss(self, batch: Batch) -> Tensor:
-        """The mean objective of each unrolled step over the answer tokens, weighted and summed."""
-        later = self.step_weights
-        reached = torch.ones(batch.tokens.shape, device=batch.tokens.device)  # (B, L), by start
-        hidden, final = self.teacher.watch(batch.tokens)
-        probs, likeliest = self.teacher.laws(final[batch.rows, batch.places])
-        best = self.teacher.to_draft[likeliest]
-        said = self.teacher.to_draft[batch.next_tokens]  # -1 outside the draft vocabulary
-        total: Any = 0.0
-        with autocast(hidden.device):
-            outputs = unroll(
-                self.network,
-                hidden,
-                self.teacher.embedding[batch.tokens],
-                self.num_unrolled,
-                batch.first,
-            )
-            for step, output in enumerate(outputs):
-                starts = (batch.places - 1 - step - batch.first).clamp_min(0)
-                logits = self.network.logits(output[batch.rows, starts])
-                counts = batch.reach > step  # else the draft would have begun before the answer
-                weights = later.least + (1 - later.least) * reached[batch.rows, starts]
-                losses = self.objective(logits, probs, best) * counts * weights
-                total = total + later.decay**step * losses.sum() / counts.sum().clamp_min(1)
-                if later.least < 1:
-                    drafts = batch.rows, torch.where(counts, starts, -1)  # no draft starts last
-                    reached[drafts] *= logits.detach().argmax(-1) == said
-        return total

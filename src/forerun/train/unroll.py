@@ -2,20 +2,23 @@
 
 Step j starts at each place t where step j - 1 left off: its feature is the drafter's own output
 there, its token the text's.  It sees the verified keys up to t, which are those of step 0, and
-the keys of steps 1 .. j at its own place: exactly what a chain of guesses sees.  The objectives
-compare its laws with the target's.
+the keys of steps 1 .. j at its own place: exactly what a chain of guesses sees.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
-from typing import NamedTuple
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
+from forerun.drafters.heads.design import Design
 from forerun.drafters.heads.network import Network
+from forerun.train.course import Objective
+from forerun.train.teacher import Batch, Teacher, autocast
 
 
 class StepWeights(NamedTuple):
@@ -28,41 +31,66 @@ class StepWeights(NamedTuple):
 STEP_WEIGHTS = {"fading": StepWeights(0.8, 1.0), "reached": StepWeights(0.9, 0.2)}
 
 
-Objective = Callable[[Tensor, Tensor, Tensor], Tensor]
-"""Draft logits (A, Vd), target probabilities (A, Vd) that may sum to less than 1, and the draft
-index (A,) of the target's likeliest token, -1 where it has none; gives losses (A,)."""
+@dataclass
+class Unrolled:
+    """The course of a network that goes on from its own outputs."""
+
+    network: Network
+    teacher: Teacher
+    objective: Objective
+    num_steps: int
+    weights: StepWeights
+
+    def ahead(self, hidden: Tensor, tokens: Tensor, num_steps: int, first: int) -> Iterator[Tensor]:
+        return unroll(self.network, hidden, self.teacher.embedding[tokens], num_steps, first)
+
+    def loss(self, batch: Batch, step: int) -> Tensor:
+        """The mean objective of each unrolled step over the answer tokens, weighted and summed."""
+        later = self.weights
+        reached = torch.ones(batch.tokens.shape, device=batch.tokens.device)  # (B, L), by start
+        hidden, final = self.teacher.watch(batch.tokens)
+        probs, likeliest = self.teacher.laws(final[batch.rows, batch.places])
+        best = self.teacher.to_draft[likeliest]
+        said = self.teacher.to_draft[batch.next_tokens]  # -1 outside the draft vocabulary
+        total: Any = 0.0
+        with autocast(hidden.device):
+            outputs = self.ahead(hidden, batch.tokens, self.num_steps, batch.first)
+            for number, output in enumerate(outputs):
+                starts = (batch.places - 1 - number - batch.first).clamp_min(0)
+                logits = self.network.logits(output[batch.rows, starts])
+                counts = batch.reach > number  # else the draft would have begun before the answer
+                weights = later.least + (1 - later.least) * reached[batch.rows, starts]
+                losses = self.objective(logits, probs, best) * counts * weights
+                total = total + later.decay**number * losses.sum() / counts.sum().clamp_min(1)
+                if later.least < 1:
+                    drafts = batch.rows, torch.where(counts, starts, -1)  # no draft starts last
+                    reached[drafts] *= logits.detach().argmax(-1) == said
+        return total
 
 
-def forward_kl(logits: Tensor, probs: Tensor, best: Tensor) -> Tensor:
-    """Cross-entropy with the target's law, which differs from the divergence by a constant."""
-    return -(probs * torch.log_softmax(logits, -1, dtype=torch.float32)).sum(-1)
+@dataclass(frozen=True)
+class HeadsRecipe:
+    """One layer that goes on from its own outputs."""
 
+    num_unrolled: int
+    later_steps: str  # how they are weighted
+    kind = Design.kind
 
-def total_variation(logits: Tensor, probs: Tensor, best: Tensor) -> Tensor:
-    """One minus the overlap of the two laws."""
-    return 1 - torch.minimum(logits.float().softmax(-1), probs.float()).sum(-1)
+    def design(self, config: Any, num_tokens: int, mlp_size: int | None, mask_token: int) -> Design:
+        return Design.after(config, num_tokens, mlp_size)
 
+    def network(self, design: Design) -> Network:
+        return Network(design)
 
-def top_one(logits: Tensor, probs: Tensor, best: Tensor) -> Tensor:
-    """Cross-entropy with the target's likeliest token."""
-    return torch.nn.functional.cross_entropy(
-        logits.float(), best, ignore_index=-1, reduction="none"
-    )
+    def course(self, network: Network, teacher: Teacher, objective: Objective) -> Unrolled:
+        weights = STEP_WEIGHTS[self.later_steps]
+        return Unrolled(network, teacher, objective, self.num_unrolled, weights)
 
+    def settings(self) -> dict[str, Any]:
+        return {"num_unrolled": self.num_unrolled, "later_steps": self.later_steps}
 
-def mixed(logits: Tensor, probs: Tensor, best: Tensor) -> Tensor:
-    """The mean of `forward_kl` and `top_one`."""
-    aim = probs / 2
-    aim.scatter_add_(1, best.clamp_min(0)[:, None], (best >= 0)[:, None].to(aim.dtype) / 2)
-    return forward_kl(logits, aim, best)
-
-
-OBJECTIVES: dict[str, Objective] = {
-    "kl": forward_kl,
-    "tv": total_variation,
-    "top1": top_one,
-    "mix": mixed,
-}
+    def in_words(self) -> str:
+        return f"unrolled {self.num_unrolled} steps, later steps {self.later_steps}"
 
 
 def unroll(

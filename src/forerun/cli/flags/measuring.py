@@ -389,12 +389,32 @@ def train(parser: argparse.ArgumentParser) -> None:
     train.add_argument("--learning-rate", type=float, default=1e-3, help="(default: 0.001)")
     train.add_argument("--draft-vocab", type=int, metavar="N", help="(default: 8192)")
     train.add_argument("--mlp-size", type=int, metavar="N", help="(default: the target's)")
-    train.add_argument("--unroll", type=int, default=5, metavar="N", help="steps (default: 5)")
+    train.add_argument(
+        "--kind",
+        choices=("heads", "block"),
+        default="heads",
+        help="one layer that goes on from its own outputs, or all guesses in one pass "
+        "(default: heads)",
+    )
+    train.add_argument(
+        "--unroll", type=int, default=5, metavar="N", help="steps of heads (default: 5)"
+    )
+    train.add_argument(
+        "--block-size", type=int, default=8, metavar="N", help="guesses of a block (default: 8)"
+    )
+    train.add_argument(
+        "--layers", type=int, default=4, metavar="N", help="of a block drafter (default: 4)"
+    )
+    train.add_argument(
+        "--stride", type=int, default=3, metavar="N",
+        help="train on a block after every N tokens (default: 3)",
+    )  # fmt: skip
     train.add_argument(
         "--later-steps",
         choices=("fading", "reached"),
         default="fading",
-        help="count for less, or where the guesses before them are right (default: fading)",
+        help="of heads: count for less, or where the guesses before them are right "
+        "(default: fading)",
     )
     train.add_argument(
         "--start-from",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import MISSING, dataclass, fields
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,6 +14,8 @@ ROTATION = ("frequencies", "rotary_factor")
 @dataclass(frozen=True)
 class Design:
     """Everything needed to build the network; saved with its weights."""
+
+    kind: ClassVar[str] = "heads"  # as files and commands name it
 
     hidden_size: int  # D, the target's own
     num_heads: int
@@ -63,10 +65,29 @@ class Design:
     @property
     def shapes(self) -> dict[str, tuple[int, ...]]:
         """The shapes of the network's weights, as `Network.state_dict` names them."""
+        width = self.hidden_size
+        shapes = self._ends | {"norm_embedding.weight": (width,)} | self._layer(2 * width)
+        for number in range(self.num_layers - 1):
+            inside = self._layer(width) | {"norm.weight": (width,)}
+            shapes |= {f"deeper.{number}.{name}": shape for name, shape in inside.items()}
+        return shapes
+
+    @property
+    def _ends(self) -> dict[str, tuple[int, ...]]:
+        """The weights before and after the layers."""
+        width = self.hidden_size
+        products = {"fuse": (width, self.num_features), "head": (self.num_tokens, width)}
+        norms = {"norm_feature": (width,), "norm_head": (width,)}
+        if self.norm_parts:
+            norms["norm_layers"] = (self.num_features,)
+        return self._named(products, norms)
+
+    def _layer(self, num_inputs: int) -> dict[str, tuple[int, ...]]:
+        """The weights of a layer that makes its queries, keys and values of so many numbers."""
         width, inner = self.hidden_size, self.num_heads * self.head_size
         shared = self.num_kv_heads * self.head_size
         products = {
-            "qkv": (inner + 2 * shared, 2 * width),
+            "qkv": (inner + 2 * shared, num_inputs),
             "output": (width, inner),
             "gate_up": (2 * self.mlp_size, width),
             "down": (width, self.mlp_size),
@@ -74,24 +95,14 @@ class Design:
         norms = {"norm_mlp": (width,)}
         if self.has_head_norms:
             norms |= {"norm_query": (self.head_size,), "norm_key": (self.head_size,)}
-        first: dict[str, tuple[int, ...]] = {
-            "fuse": (width, self.num_features),
-            "norm_feature": (width,),
-            "norm_embedding": (width,),
-            "norm_head": (width,),
-            "head": (self.num_tokens, width),
-        }
-        if self.norm_parts:
-            first["norm_layers"] = (self.num_features,)
-        shapes = {f"{name}.weight": shape for name, shape in (first | products | norms).items()}
-        shapes |= {f"{name}.bias": (first | products)[name][:1] for name in self.biases}
-        for number in range(self.num_layers - 1):
-            inside = products | norms | {"norm": (width,), "qkv": (inner + 2 * shared, width)}
-            inside = {f"{name}.weight": shape for name, shape in inside.items()}
-            inside |= {
-                f"{name}.bias": products[name][:1] for name in self.biases if name in products
-            }
-            shapes |= {f"deeper.{number}.{name}": shape for name, shape in inside.items()}
+        return self._named(products, norms)
+
+    def _named(
+        self, products: dict[str, tuple[int, int]], norms: dict[str, tuple[int]]
+    ) -> dict[str, tuple[int, ...]]:
+        shapes: dict[str, tuple[int, ...]] = {}
+        shapes |= {f"{name}.weight": shape for name, shape in (products | norms).items()}
+        shapes |= {f"{name}.bias": products[name][:1] for name in self.biases if name in products}
         return shapes
 
     def rotation(self) -> tuple[NDArray[np.float32], float]:
@@ -104,7 +115,7 @@ class Design:
         return (self.rope_theta**-exponents).astype(np.float32), self.rotary_factor
 
     @classmethod
-    def after(cls, config: Any, num_tokens: int, mlp_size: int | None = None) -> Design:
+    def after(cls, config: Any, num_tokens: int, mlp_size: int | None = None) -> Self:
         """One decoder layer like those of a target with this transformers configuration."""
         heads, width = config.num_attention_heads, config.hidden_size
         inner = getattr(config, "intermediate_size", None) or getattr(config, "n_inner", None)
@@ -122,7 +133,7 @@ class Design:
         )
 
     @classmethod
-    def from_dict(cls, saved: dict[str, Any]) -> Design:
+    def from_dict(cls, saved: dict[str, Any]) -> Self:
         lists = {name: tuple(value) for name, value in saved.items() if isinstance(value, list)}
         return cls(**saved | lists)
 
@@ -132,6 +143,31 @@ class Design:
         return {field.name: value for field, value in pairs if value != field.default}
 
 
+@dataclass(frozen=True)
+class BlockDesign(Design):
+    """The sizes of a network that makes all guesses of a round in one pass."""
+
+    kind: ClassVar[str] = "block"
+
+    block_size: int = 8  # entries of a pass: the newest token of the text, then masks
+    mask_token: int = 0  # the target's id whose embedding a mask has
+    anchor_guesses: bool = True  # the newest token's own entry makes the first guess
+
+    @property
+    def num_guesses(self) -> int:
+        """The guesses of one pass."""
+        return self.block_size - (not self.anchor_guesses)
+
+    @property
+    def shapes(self) -> dict[str, tuple[int, ...]]:
+        """The shapes of the network's weights, as `BlockNetwork.state_dict` names them."""
+        shapes = dict(self._ends)
+        for number in range(self.num_layers):
+            inside = self._layer(self.hidden_size) | {"norm.weight": (self.hidden_size,)}
+            shapes |= {f"layers.{number}.{name}": shape for name, shape in inside.items()}
+        return shapes
+
+
 def layers_to_read(num_layers: int) -> tuple[int, ...]:
     """Low, middle and high layers.
 
@@ -139,3 +175,6 @@ def layers_to_read(num_layers: int) -> tuple[int, ...]:
     """
     depths = (num_layers // 5, num_layers // 2, 4 * num_layers // 5, num_layers - 1)
     return tuple(sorted({max(1, layer) for layer in depths}))
+
+
+DESIGNS: dict[str, type[Design]] = {design.kind: design for design in (Design, BlockDesign)}

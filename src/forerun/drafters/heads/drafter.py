@@ -7,25 +7,21 @@ from pathlib import Path
 from typing import Any
 from weakref import WeakKeyDictionary
 
-import numpy as np
-
 from forerun.base.errors import UnsupportedError, explain
 from forerun.drafters.base import Guess, Outcome, Turn
 from forerun.drafters.folders import description_of, find, kind_of, refuse
-from forerun.drafters.forks import fork, grow_racing, grow_sampled
 from forerun.drafters.heads.design import Design
 from forerun.drafters.heads.eagle3 import KIND, Published
 from forerun.drafters.heads.eagle3 import load as load_published
-from forerun.drafters.heads.few_racers import Node, grow_from_few, is_about_tokens
+from forerun.drafters.heads.few_racers import grow
 from forerun.drafters.heads.files import Trained, load
 from forerun.drafters.heads.fitting import check, fit, load_shipped
 from forerun.drafters.heads.listening import Listening
 from forerun.drafters.heads.readings import settle
-from forerun.drafters.heads.runner import Logits, Runner
+from forerun.drafters.heads.runner import Runner
 from forerun.drafters.level_growth import Growth
 from forerun.models.base import LanguageModel, identity
 from forerun.rules.types import Drawn
-from forerun.trees.sibling_laws import Children
 from forerun.trees.tree import ROOT
 
 
@@ -83,14 +79,15 @@ class Heads:
             return lines
         depths = [turn.height if state.can_draft(turn.row) else 0 for turn in turns]
         growths = [
-            Growth(turn, state.texts[turn.row], depth, one_line=False)
+            Growth(turn, state.texts[turn.row], depth)
             for turn, depth in zip(turns, depths, strict=True)
         ]
         busy = [growth for growth in growths if growth.frontier]
         nodes = [(growth, ROOT) for growth in busy]
         logits = state.begin([growth.turn.row for growth in busy]) if busy else None
         while logits is not None:
-            self._grow(nodes, logits, state.vocab_size, shared_noise)
+            rows = range(len(nodes))
+            grow(nodes, logits, rows, self.tokens, state.vocab_size, shared_noise)
             for growth in busy:
                 growth.next_level()
             nodes = [(growth, node) for growth in busy for node in growth.frontier]
@@ -120,32 +117,6 @@ class Heads:
             raise UnsupportedError(explain(wrong, target.name, cure))
         self._trained, self.reading = trained, reading
         return trained
-
-    def _grow(
-        self, nodes: Sequence[Node], logits: Logits, vocab_size: int, shared_noise: bool
-    ) -> None:
-        """Give nodes (N,) their children, out of logits (N, Vd)."""
-        tokens = self.tokens
-        is_whole = [
-            not shared_noise or is_about_tokens(growth.turn.sampling) for growth, _ in nodes
-        ]
-        if not any(is_whole):
-            grow_from_few(nodes, logits, tokens)
-            return
-        few = [index for index, whole in enumerate(is_whole) if not whole]
-        if few:
-            grow_from_few([nodes[index] for index in few], logits[few], tokens)
-        forks = []
-        for (growth, node), row, whole in zip(nodes, logits, is_whole, strict=True):
-            if whole:
-                wide = np.full(vocab_size, -np.inf, np.float32)
-                wide[tokens] = row
-                parent = fork(growth, node, wide, vocab_size)
-                forks += [parent] if parent else []
-        if shared_noise:
-            grow_racing(forks)
-        else:
-            grow_sampled(forks, Children.GREEDY_PLUS_ONE)
 
 
 def _load(source: str | Path) -> Trained | Published:

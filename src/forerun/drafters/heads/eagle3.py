@@ -1,9 +1,8 @@
 """EAGLE-3 heads as others publish them: which tensors are which of our weights, and every switch.
 
-There are two layouts.  A flat one has the settings of its layer in config.json itself; that of
-`speculators` has them in `transformer_layer_config`.  The tensors are the same but for the name of
-the layer.  A head is our network (`network.py`) with other switches; joined inputs lie the other
-way round, so two halves of columns are swapped.
+The tensors of the two layouts (`published.py`) are the same but for the name of the layer.  A head
+is our network (`network.py`) with other switches; joined inputs lie the other way round, so two
+halves of columns are swapped.
 
 What a file leaves open (which layers are meant, whether a field that is absent is true) gives
 several readings; `readings.py` finds the right one.
@@ -13,21 +12,20 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from forerun.base.errors import InputError, UnsupportedError, explain
+from forerun.base.errors import UnsupportedError, explain
 from forerun.drafters.folders import description_of, kind_of, refuse, tensors_of
 from forerun.drafters.heads.design import Design
 from forerun.drafters.heads.fingerprint import Fingerprint
+from forerun.drafters.heads.published import PublishedFiles
 
 KIND = "eagle3"
-MOST_SIZE = 1 << 24  # of a layer or a vocabulary: what a file states is believed no further
-NEWEST = 1  # major versions of `speculators` from this one on are unknown
 Rotation = tuple[NDArray[np.float32], float]
 """Turns per position (d / 2,), and the factor of cosines and sines."""
 
@@ -63,10 +61,6 @@ FALSE_ONLY = {
     "parallel_drafting": "it guesses several tokens in one pass (P-EAGLE)",
 }
 """Settings under which a head is another function than ours, and what they mean."""
-SIZES = (
-    "hidden_size", "num_attention_heads", "num_key_value_heads", "head_dim", "intermediate_size",
-    "vocab_size", "draft_vocab_size", "target_hidden_size", "num_hidden_layers",
-)  # fmt: skip
 SWITCHES = {
     "norm_before_residual", "norm_before_fc", "fc_norm", "use_aux_norm", "norm_output",
     "norm_topk_prob", "rms_norm_eps", "layer_norm_eps", "norm_eps",
@@ -150,77 +144,26 @@ def load(folder: Path) -> Published:
     )
 
 
-@dataclass
-class Files:
+class Files(PublishedFiles):
     """The two files of a head."""
 
-    folder: Path
-    described: Mapping[str, Any]
-    tensors: dict[str, NDArray[Any]]
-    is_flat: bool = field(init=False)
-    settings: dict[str, Any] = field(init=False)  # of the layer
-    config: Any = field(init=False)  # the same as transformers completes them
-
-    def __post_init__(self) -> None:
-        layer = self.described.get("transformer_layer_config")
-        self.is_flat = "speculators_model_type" not in self.described
-        if not self.is_flat and not isinstance(layer, dict):
-            raise self._broken("It has no transformer_layer_config.", f"{layer!r:.60}")
-        stated = self.described if self.is_flat else layer or {}
-        self.settings = {name: value for name, value in stated.items() if value is not None}
-        self._check_sizes()
-        self.config = self._completed()
-
-    def _check_sizes(self) -> None:
-        """Refuse sizes that no head has, before anything is made of them."""
-        for place in (self.described, self.described.get("eagle_config") or {}, self.settings):
-            for name in SIZES:
-                size = place.get(name)
-                most = len(self.tensors) if name == "num_hidden_layers" else MOST_SIZE
-                if size is not None and not (type(size) is int and 0 < size <= most):
-                    raise self._broken(f"{name} is no size of its tensors.", f"{size!r:.60}")
-
-    def _completed(self) -> Any:
-        """The layer's settings with the defaults of its family, which files may leave out."""
-        from transformers import LlamaConfig, Qwen3Config
-
-        family = Qwen3Config if self.settings.get("model_type") == "qwen3" else LlamaConfig
-        known = {name for name in self.settings if name not in ("architectures", "model_type")}
-        try:
-            return family(**{name: self.settings[name] for name in known})
-        except Exception as error:  # its checks raise several kinds
-            raise self._broken("Its settings contradict one another.", str(error)[:200]) from error
-
-    def switch(self, name: str) -> Any:
-        """A setting, where it stands: at the top, in `eagle_config`, or in the layer's."""
-        eagle = self.described.get("eagle_config") or {}
-        for place in (self.described, eagle, self.settings):
-            if place.get(name) is not None:
-                return place[name]
-        return None
+    noun = "EAGLE-3 head"
+    inside = "eagle_config"
 
     def check_settings(self) -> None:
         """Refuse a head that computes something other than our network, or a newer layout."""
-        version = str(self.described.get("speculators_version") or "0").split(".")[0]
-        if version.isdigit() and int(version) >= NEWEST:
-            wrong = "The folder was written in a newer layout of `speculators` than is known here."
-            received = f"speculators_version {self.described['speculators_version']}"
-            raise UnsupportedError(explain(wrong, received, "Use a newer version of forerun."))
+        self._check_version()
         for name, means in FALSE_ONLY.items():
             if self.switch(name):
                 raise self._unserved(f"{means} ({name})")
-        eagle = self.described.get("eagle_config") or {}
+        eagle = self.more
         for name in (*self.described, *eagle):
             value = self.described.get(name, eagle.get(name))
             if "norm" in name and name not in SWITCHES and value not in (None, False):
                 raise self._unserved(f"{name} is {value!r}, a switch that is not known here")
         if eagle.get("use_aux_hidden_state") is False:
             raise self._unserved("it reads the last hidden state alone (use_aux_hidden_state)")
-        if self.config.hidden_act != "silu":
-            raise self._unserved(f"its activation is {self.config.hidden_act}")
-        kinds = set(self.settings.get("layer_types") or ())
-        if kinds - {"full_attention"}:
-            raise self._unserved(f"its layers are of other kinds: {', '.join(sorted(kinds))}")
+        self._check_layers()
         if "mask_hidden" in self.tensors:
             raise self._unserved("it guesses several tokens in one pass (P-EAGLE: mask_hidden)")
 
@@ -262,7 +205,7 @@ class Files:
         """The layers that may be meant, as numbers of layers before the state; none if the file
         leaves them to the usual ones."""
         plain = self.described.get("eagle_aux_hidden_state_layer_ids")
-        inside = (self.described.get("eagle_config") or {}).get("eagle_aux_hidden_state_layer_ids")
+        inside = self.more.get("eagle_aux_hidden_state_layer_ids")
         ids = plain or inside
         if ids is None:
             return []
@@ -291,104 +234,21 @@ class Files:
         is_scaled = (rope or {}).get("rope_type", (rope or {}).get("type", "default")) != "default"
         return False if self.is_flat or is_scaled else None
 
-    def tokens(self, count: int) -> NDArray[np.int64]:
-        """The target's id of each draft token."""
-        size, offsets = self.config.vocab_size, self.tensors.get("d2t")
-        if offsets is None and count != size:
-            wrong = f"The tensor d2t is missing: {count} draft tokens of {size} are not named."
-            raise self._broken(wrong, "no d2t")
-        own = np.arange(count)
-        if offsets is None:
-            return own
-        if offsets.shape != own.shape:
-            raise self._broken("d2t has another length than draft_vocab_size.", offsets.shape)
-        ids: NDArray[np.int64] = own + offsets.astype(np.int64)
-        if ids.min() < 0 or ids.max() >= size:
-            looks = " Its numbers look like ids; what belongs there is id minus place." * bool(
-                offsets.min() >= 0 and offsets.max() < size and (np.diff(offsets) > 0).all()
-            )
-            wrong = f"d2t leads outside the vocabulary of {size}.{looks}"
-            raise self._broken(wrong, f"ids from {ids.min()} to {ids.max()}")
-        if len(np.unique(ids)) < len(ids):
-            raise self._broken("d2t names a token twice.", f"{len(np.unique(ids))} of {len(ids)}")
-        return ids
-
-    def embedding(self, design: Design) -> NDArray[np.float32] | None:
-        """The head's own embedding (V, D); None where it reads the target's."""
-        table = self.tensors.get("embed_tokens.weight")
-        if table is None:
-            if design.target_size is not None:
-                wrong = "embed_tokens.weight is missing, and the target's has another width."
-                raise self._broken(wrong, f"{design.hidden_size} and {design.target_size}")
-            return None
-        self._check_shape("embed_tokens.weight", (self.config.vocab_size, design.hidden_size))
-        self._check_finite("embed_tokens.weight")
-        return table
-
     def weights(self, design: Design) -> dict[str, NDArray[np.float32]]:
         """The tensors as `Network.state_dict` names them."""
         expected = pieces(design)
         if "lm_head.weight" not in self.tensors:
             del expected["head.weight"]
-        named = {name for parts in expected.values() for name, _ in parts}
-        absent = sorted(named - self.tensors.keys())
-        if absent:
-            some = ", ".join(absent[:3]) + ", ..." * (len(absent) > 3)
-            wrong = "Tensors that config.json promises are not in the files."
-            raise self._broken(wrong, f"{len(absent)} missing: {some}")
-        known = {*named, *UNUSED, "d2t", "embed_tokens.weight"}
-        others = sorted(name for name in self.tensors.keys() - known if "inv_freq" not in name)
-        if others:
-            raise self._unserved(f"config.json says nothing of its tensor {others[0]}")
-        shapes, made = design.shapes, {}
-        for ours, parts in expected.items():
-            for name, rows in parts:
-                self._check_shape(name, (rows, *shapes[ours][1:]))
-                self._check_finite(name)
-            stacked = np.concatenate([self.tensors[name] for name, _ in parts])
-            made[ours] = swapped(stacked) if ours == "qkv.weight" else stacked
+        made = self._taken(expected, design.shapes, UNUSED)
+        made["qkv.weight"] = swapped(made["qkv.weight"])
         scale = self.switch("logit_scale")
         if scale is not None and "head.weight" in made:
             made["head.weight"] = made["head.weight"] * np.float32(scale)
         return made
 
-    def _rotation(self, head_size: int) -> tuple[tuple[float, ...], float]:
-        """Turns per position, and their factor, by the head's own settings."""
-        from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
-
-        rope = dict(self.config.rope_parameters or {})
-        kind = rope.get("rope_type", "default")
-        if kind not in ("default", "linear", "llama3", "yarn", "mrope"):
-            raise self._unserved(f"its rotation changes with the text ({kind})")
-        if rope.get("partial_rotary_factor", 1.0) != 1.0:
-            raise self._unserved("it turns only part of each head (partial_rotary_factor)")
-        if "mrope_section" in rope or kind == "mrope":  # for text, the same as the default
-            self.config.rope_parameters = {"rope_type": "default", "rope_theta": rope["rope_theta"]}
-        self.config.head_dim = head_size
-        rotary = LlamaRotaryEmbedding(self.config)
-        return tuple(rotary.inv_freq.float().tolist()), float(rotary.attention_scaling)
-
     def _target_size(self) -> int | None:
         size = self.switch("target_hidden_size")
         return None if size in (None, self.config.hidden_size) else int(size)
-
-    def _check_shape(self, name: str, expected: tuple[int, ...]) -> None:
-        shape = self.tensors[name].shape
-        if shape != expected:
-            wrong = f"{name} is of another shape than config.json says."
-            raise self._broken(wrong, f"{shape} rather than {expected}")
-
-    def _check_finite(self, name: str) -> None:
-        if not np.isfinite(self.tensors[name]).all():
-            raise self._broken(f"{name} holds NaN or infinity.", name)
-
-    def _broken(self, wrong: str, received: Any) -> InputError:
-        cure = f"Copy or download {str(self.folder)!r} again, config.json and weights together."
-        return InputError(explain(f"The EAGLE-3 head cannot be read. {wrong}", received, cure))
-
-    def _unserved(self, reason: str) -> UnsupportedError:
-        wrong = f"This EAGLE-3 head cannot draft here: {reason}."
-        return UnsupportedError(explain(wrong, repr(str(self.folder)), "Use another head."))
 
 
 def pieces(design: Design) -> dict[str, list[tuple[str, int]]]:

@@ -1,7 +1,8 @@
 """Children of draft nodes out of logits over a small vocabulary, a few likeliest tokens each.
 
-For shared noise only: which tokens are looked at does not change a text, and a draft step takes
-less time than a law over the target's whole vocabulary would.
+Under shared noise which tokens are looked at does not change a text, and a draft step takes less
+time than a law over the target's whole vocabulary would.  Laws are whole where the rule divides by
+them, or where options change the logits of single tokens.
 """
 
 from __future__ import annotations
@@ -13,11 +14,13 @@ import array_api_compat as compat
 import numpy as np
 
 from forerun.base.arrays import HostArray
+from forerun.drafters.forks import fork, grow_racing, grow_sampled
 from forerun.drafters.heads.runner import Logits
 from forerun.drafters.level_growth import Growth
 from forerun.drafters.likeliest import likeliest
 from forerun.noise.race import Key, exponentials, seed_key
 from forerun.sampling.options import Sampling
+from forerun.trees.sibling_laws import Children
 
 XP = compat.array_namespace(np.empty(0))
 Node = tuple[Growth, int]
@@ -25,21 +28,55 @@ Node = tuple[Growth, int]
 NUM_RACERS = 32
 
 
-def grow_from_few(nodes: Sequence[Node], logits: Logits, draft_tokens: HostArray) -> None:
-    """Add the first arrivals in the target's race, or the likeliest tokens, after nodes (N,).
+def grow(
+    nodes: Sequence[Node],
+    logits: Logits,
+    rows: Sequence[int],
+    draft_tokens: HostArray,
+    vocab_size: int,
+    shared_noise: bool,
+) -> None:
+    """Give nodes (N,) their children.
 
-    logits: (N, Vd).  draft_tokens: (Vd,), the target's ids.
+    logits: (M, Vd); rows: (N,), which of them each node has.  Nodes that have one in common are
+    nodes of one draft.  draft_tokens: (Vd,), the target's ids.
     """
-    places = [growth.places_after(node) for growth, node in nodes]
-    if all(growth.turn.sampling.temperature == 0 for growth, _ in nodes):
-        columns, shares = _likeliest(logits, max(map(len, places)))
+    few: list[int] = []
+    forks = []
+    for index, (growth, node) in enumerate(nodes):
+        if shared_noise and not is_about_tokens(growth.turn.sampling):
+            few.append(index)
+            continue
+        wide = np.full(vocab_size, -np.inf, np.float32)
+        wide[draft_tokens] = logits[rows[index]]
+        parent = fork(growth, node, wide, vocab_size)
+        forks += [parent] if parent else []
+    if few:
+        _grow_from_few([nodes[i] for i in few], logits, [rows[i] for i in few], draft_tokens)
+    if shared_noise:
+        grow_racing(forks)
     else:
-        columns, shares = _first_arrivals([growth for growth, _ in nodes], logits, draft_tokens)
-    tokens = draft_tokens[columns].tolist()
-    for (growth, node), free_places, guesses, chances in zip(
-        nodes, places, tokens, shares.tolist(), strict=True
-    ):
-        for place, token, share in zip(free_places, guesses, chances, strict=False):
+        grow_sampled(forks, Children.GREEDY_PLUS_ONE)
+
+
+def _grow_from_few(
+    nodes: Sequence[Node], logits: Logits, rows: Sequence[int], draft_tokens: HostArray
+) -> None:
+    """Add the first arrivals in the target's race, or the likeliest tokens."""
+    places = [growth.places_after(node) for growth, node in nodes]
+    used = {row: growth for row, (growth, _) in zip(rows, nodes, strict=True)}
+    number = {row: index for index, row in enumerate(used)}
+    growths, laws = list(used.values()), logits
+    if len(used) < len(logits) or len(used) < len(nodes):
+        laws = logits[list(used)]
+    if all(growth.turn.sampling.temperature == 0 for growth in growths):
+        columns, shares = _likeliest(laws, max(map(len, places)))
+    else:
+        columns, shares = _first_arrivals(growths, laws, draft_tokens)
+    tokens, chances = draft_tokens[columns].tolist(), shares.tolist()
+    for (growth, node), row, free_places in zip(nodes, rows, places, strict=True):
+        at = number[row]
+        for place, token, share in zip(free_places, tokens[at], chances[at], strict=False):
             if share > 0:
                 growth.add(node, token, place, share)
 

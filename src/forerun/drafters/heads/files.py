@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from forerun.base.errors import InputError, MissingExtraError, explain
 from forerun.drafters.folders import OURS, description_of, find, kind_of, refuse
-from forerun.drafters.heads.design import Design
+from forerun.drafters.heads.design import DESIGNS, Design
 from forerun.drafters.heads.fingerprint import Fingerprint
 
 FORMAT, VERSION = "forerun-heads", 1
@@ -50,6 +50,7 @@ def save(folder: Path, trained: Trained) -> None:
     description = {
         "format": FORMAT,
         "version": VERSION,
+        "kind": trained.design.kind,
         "target": trained.target.to_dict(),
         "design": trained.design.to_dict(),
     }
@@ -65,13 +66,14 @@ def load(place: str | Path) -> Trained:
     """A drafter from a folder, or from the Hugging Face hub by its name."""
     folder = find(place)
     kind = kind_of(folder, description_of(folder))
-    if kind not in ("forerun", ""):
+    if kind not in ("forerun", "block", ""):
         refuse(folder, kind, "a drafter that Forerun trained")
     try:
         description = json.loads((folder / DESCRIPTION).read_text(encoding="utf-8"))
         known = description["format"] == FORMAT and description["version"] == VERSION
         stated = f"{description['format']} version {description['version']}"
-        design = Design.from_dict(description["design"]) if known else None
+        of_kind = DESIGNS[description.get("kind", Design.kind)]
+        design = of_kind.from_dict(description["design"]) if known else None
         target = Fingerprint.from_dict(description["target"]) if known else None
     except (OSError, ValueError, LookupError, TypeError) as error:
         wrong = f"No drafter could be read: {DESCRIPTION} is missing or broken ({error})."

@@ -21,7 +21,7 @@ from forerun.lean.held import Holder, hold
 from forerun.lean.joining import Part, join
 from forerun.lean.line import Line, no_line
 from forerun.lean.linear import Floats, make_limbs
-from forerun.lean.pages import Pages
+from forerun.lean.pages import Pages, Rotary
 from forerun.lean.plan import MOST_TOKENS, Ints, Lot, Plan, no_plan, passes
 from forerun.lean.shape import TOKENS
 from forerun.lean.storage import padded
@@ -64,6 +64,18 @@ def take(design: Design, weights: Mapping[str, Floats], embedding: Floats) -> He
         ),
         eps=np.float32(design.norm_eps),
     )
+
+
+def rotary(design: Design) -> Rotary:
+    """The cosines and sines of a network's heads."""
+    frequencies, factor = design.rotation()
+
+    def angles(begin: int, end: int) -> tuple[Floats, Floats]:
+        turns = np.arange(begin, end, dtype=np.float32)[None, :, None] * frequencies
+        cos, sin = np.cos(turns) * factor, np.sin(turns) * factor
+        return cos.astype(np.float32), sin.astype(np.float32)
+
+    return angles
 
 
 def make_scratch(weights: HeadsWeights, num_tokens: int) -> HeadsScratch:
@@ -179,7 +191,7 @@ class LeanRunner:
         num_threads: int | None = None,
     ) -> None:
         self.weights = take(design, weights, embedding)
-        self._rotation = design.rotation()
+        self.angles = rotary(design)
         self._num_tokens = design.num_tokens
         self._crew = Crew(num_threads)
 
@@ -279,14 +291,6 @@ class LeanRunner:
         state.paths[row], state.outputs[row] = [], []
         state.asks = {about: ask for about, ask in state.asks.items() if about[0] != row}
         state.pages.cut(row, 0)
-
-    def angles(self, begin: int, end: int) -> tuple[Floats, Floats]:
-        """Cosines and sines (1, end - begin, head size / 2)."""
-        frequencies, factor = self._rotation
-        turns = np.arange(begin, end, dtype=np.float32)[None, :, None] * frequencies
-        return (np.cos(turns) * factor).astype(np.float32), (np.sin(turns) * factor).astype(
-            np.float32
-        )
 
     def _extend(
         self,

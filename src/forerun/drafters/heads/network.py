@@ -54,6 +54,28 @@ class Layer(nn.Module):  # type: ignore[misc]
             q, k = self.norm_query(q), self.norm_key(k)
         return rotate(q, cos, sin), rotate(k, cos, sin), v
 
+    def keys_values(self, inputs: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
+        """Keys and values (..., KV, d) of inputs (..., M) that ask for nothing, rotated."""
+        design, first = self.design, self.design.num_heads * self.design.head_size
+        bias = None if self.qkv.bias is None else self.qkv.bias[first:]
+        heads = nn.functional.linear(inputs, self.qkv.weight[first:], bias)
+        k, v = heads.unflatten(-1, (-1, design.head_size)).chunk(2, -2)
+        return rotate(self.norm_key(k) if design.has_head_norms else k, cos, sin), v
+
+    def initialise_layer(self) -> None:
+        """Give the products random weights; what they add is nearly zero, so that a token's state
+        passes through at first."""
+        spread(self.qkv, 1.0)
+        spread(self.gate_up, 1.0)
+        spread(self.output, 0.1)
+        spread(self.down, 0.1)
+
+    def angles(self, positions: Tensor) -> tuple[Tensor, Tensor]:
+        """Cosines and sines (..., d / 2) of positions (...)."""
+        frequencies, factor = self.design.rotation()
+        turns = positions[..., None].float() * torch.from_numpy(frequencies).to(positions.device)
+        return turns.cos() * factor, turns.sin() * factor
+
     def add(self, residual: Tensor, attended: Tensor) -> Tensor:
         """The layer's output (..., D) where its heads gathered attended (..., H * d)."""
         hidden = residual + self.output(attended)
@@ -117,31 +139,29 @@ class Network(Layer):
         normed: Tensor = self.norm_head(hidden) if self.design.norms_output else hidden
         return normed
 
-    def angles(self, positions: Tensor) -> tuple[Tensor, Tensor]:
-        """Cosines and sines (..., d / 2) of positions (...)."""
-        frequencies, factor = self.design.rotation()
-        turns = positions[..., None].float() * torch.from_numpy(frequencies).to(positions.device)
-        return turns.cos() * factor, turns.sin() * factor
-
     def initialise(self, head: Tensor) -> Network:
         """Initialise the head with the target's rows (Vd, D); all other weights are random."""
-        for layer in (self.fuse, self.qkv, self.gate_up):
-            nn.init.normal_(layer.weight, std=1 / math.sqrt(layer.in_features))
-        for layer in (self.output, self.down):  # nearly zero, so the features pass through at first
-            nn.init.normal_(layer.weight, std=0.1 / math.sqrt(layer.in_features))
+        spread(self.fuse, 1.0)
+        self.initialise_layer()
         self.head.weight.data.copy_(head)
         return self
 
-    def balance(self, hidden: Tensor) -> None:
-        """Weigh the target's hidden values so that all are about one in these states (N, F).
 
-        In some targets a few of them hold nearly all of a state's length, and a norm leaves next
-        to nothing of the others.
-        """
-        weight: Tensor = self.norm_layers.weight.data.fill_(1.0)
-        with torch.no_grad():
-            sizes = self.norm_layers(hidden.float()).square().mean(0).sqrt()
-        weight.copy_(1 / sizes.clamp_min(SMALLEST))
+def spread(product: nn.Linear, size: float) -> None:
+    """Random weights that make outputs of this size from inputs of size one."""
+    nn.init.normal_(product.weight, std=size / math.sqrt(product.in_features))
+
+
+def balance(norm: RMSNorm, hidden: Tensor) -> None:
+    """Weigh the target's hidden values so that all are about one in these states (N, F).
+
+    In some targets a few of them hold nearly all of a state's length, and a norm leaves next
+    to nothing of the others.
+    """
+    weight: Tensor = norm.weight.data.fill_(1.0)
+    with torch.no_grad():
+        sizes = norm(hidden.float()).square().mean(0).sqrt()
+    weight.copy_(1 / sizes.clamp_min(SMALLEST))
 
 
 class RMSNorm(nn.Module):  # type: ignore[misc]

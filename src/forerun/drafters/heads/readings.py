@@ -43,7 +43,7 @@ def settle(published: Published, target: Any) -> tuple[Trained, str]:
 
     Raises if it was made for another target.
     """
-    table = _head_of(target, published.tokens) if "head.weight" not in published.weights else None
+    table = head_of(target, published.tokens) if "head.weight" not in published.weights else None
     weights = (
         {**published.weights} if table is None else {**published.weights, "head.weight": table}
     )
@@ -143,7 +143,7 @@ def _rotation_of(target: Any) -> Rotation | None:
     return rotary.inv_freq.float().cpu().numpy(), float(rotary.attention_scaling)
 
 
-def _head_of(target: Any, tokens: Any) -> Any:
+def head_of(target: Any, tokens: Any) -> Any:
     """The target's rows of these tokens (Vd, D), which a head without its own reads."""
     import torch
 

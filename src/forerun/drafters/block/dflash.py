@@ -1,0 +1,186 @@
+"""DFlash draft models as others publish them: which tensors are which of our weights, and traps.
+
+They come flat, as z-lab writes them, or in the layout of `speculators`.  The two count layers
+differently: z-lab's `target_layer_ids` name the layer whose output is read, the other layout says
+after how many layers.  Most have no head and no embedding: the target's are meant.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from forerun.base.errors import UnsupportedError, explain
+from forerun.drafters.folders import description_of, kind_of, refuse, tensors_of
+from forerun.drafters.heads.design import BlockDesign
+from forerun.drafters.heads.eagle3 import LATER, LAYER
+from forerun.drafters.heads.files import Trained
+from forerun.drafters.heads.fingerprint import Fingerprint
+from forerun.drafters.heads.fitting import check
+from forerun.drafters.heads.published import PublishedFiles
+from forerun.drafters.heads.readings import head_of
+
+KIND = "dflash"
+ENDS = {
+    "fuse": "fc", "norm_feature": "hidden_norm", "norm_head": "norm", "head": "lm_head",
+}  # fmt: skip
+UNUSED = ("t2d", "verifier_lm_head.weight", "verifier_norm.weight")
+"""Tensors that say nothing about drafting: a mask of the draft tokens, and parts of the target."""
+
+FALSE_ONLY = {
+    "quantization_config": "its tensors are quantised",
+    "use_sliding_window": "its layers see a sliding window",
+    "use_swa": "its layers see a sliding window",
+    "causal": "an entry of its block does not see later ones",
+    "attention_sink_bias": "its attention has sinks",
+    "final_logit_softcapping": "its logits are capped",
+}
+"""Settings under which a draft model is another function than ours, and what they mean."""
+ONE_ONLY = {
+    "input_embedding_scale": "its embeddings are scaled",
+    "output_multiplier": "its logits are scaled",
+    "logit_scale": "its logits are scaled",
+}
+"""The same of settings that mean nothing if they are 1."""
+SETTINGS = {
+    "mask_token_id", "target_layer_ids", "causal", "use_swa", "swa_window_size", "block_size",
+    "attention_sink_bias", "sample_from_anchor", "projector_type", *ONE_ONLY, *FALSE_ONLY,
+}  # fmt: skip
+"""Known names in `dflash_config`; another one belongs to a newer layout."""
+
+
+@dataclass(frozen=True)
+class PublishedBlock:
+    """A draft model as it lies on disk, before its target is known."""
+
+    trained: Trained  # without a head where the target's is meant
+
+    def on(self, target: Any) -> Trained:
+        """The drafter for a target; raises if it was made for another."""
+        trained = self.trained
+        check(trained.target, target)
+        if max(trained.design.layers) >= target.num_layers:
+            wrong = f"The draft model reads layers that {target.name} does not have, or its last."
+            cure = "Use it with the target that it was trained for."
+            raise UnsupportedError(explain(wrong, list(trained.design.layers), cure))
+        if "head.weight" in trained.weights:
+            return trained
+        head = head_of(target, trained.tokens)
+        return replace(trained, weights={**trained.weights, "head.weight": head})
+
+
+def load(folder: Path) -> PublishedBlock:
+    """The draft model in a folder; raises for what it cannot be read as."""
+    described = description_of(folder)
+    kind = kind_of(folder, described)
+    if kind != KIND:
+        refuse(folder, kind, "a DFlash draft model")
+    tensors = {name.removeprefix("model."): v for name, v in tensors_of(folder).items()}
+    files = Files(folder, described, tensors)
+    files.check_settings()
+    design = files.design()
+    verifier = (described.get("speculators_config") or {}).get("verifier") or {}
+    about = Fingerprint(
+        str(verifier.get("name_or_path") or "another model"),
+        design.hidden_size,
+        described.get("num_target_layers"),
+        files.config.vocab_size,
+        (),
+    )
+    tokens, embedding = files.tokens(design.num_tokens), files.embedding(design)
+    return PublishedBlock(Trained(design, about, tokens, files.weights(design), embedding))
+
+
+class Files(PublishedFiles):
+    """The two files of a draft model."""
+
+    noun = "DFlash draft model"
+    inside = "dflash_config"
+
+    def check_settings(self) -> None:
+        """Refuse a draft model that computes something other than our network."""
+        self._check_version()
+        for name, means in FALSE_ONLY.items():
+            if self.switch(name):
+                raise self._unserved(f"{means} ({name})")
+        for name, means in ONE_ONLY.items():
+            if self.switch(name) not in (None, 1):
+                raise self._unserved(f"{means} ({name})")
+        if self.switch("projector_type") not in (None, "linear"):
+            raise self._unserved(f"it fuses states by {self.switch('projector_type')!r:.40}")
+        for name, value in self.more.items():
+            if name not in SETTINGS and value not in (None, False):
+                raise self._unserved(f"{name} is {value!r:.40}, a setting that is not known here")
+        self._check_layers()
+
+    def design(self) -> BlockDesign:
+        """Sizes and switches."""
+        config = self.config
+        size = config.head_dim or config.hidden_size // config.num_attention_heads
+        inner = ("qkv", "output", "gate_up", "down")
+        biases = tuple(name for name in inner if f"layers.0.{LAYER[name][0]}.bias" in self.tensors)
+        frequencies, factor = self._rotation(size)
+        return BlockDesign(
+            hidden_size=config.hidden_size,
+            num_heads=config.num_attention_heads,
+            num_kv_heads=config.num_key_value_heads,
+            head_size=size,
+            mlp_size=config.intermediate_size,
+            layers=self._layers(),
+            num_tokens=self.switch("draft_vocab_size") or config.vocab_size,
+            rope_theta=0.0,
+            norm_eps=float(config.rms_norm_eps),
+            state_norm="none",
+            has_head_norms="layers.0.self_attn.q_norm.weight" in self.tensors,
+            biases=("fuse", *biases) if "fc.bias" in self.tensors else biases,
+            num_layers=config.num_hidden_layers,
+            frequencies=frequencies,
+            rotary_factor=factor,
+            block_size=self._whole("block_size", 2, 1024),
+            mask_token=self._whole("mask_token_id", 0, config.vocab_size - 1),
+            anchor_guesses=bool(self.switch("sample_from_anchor")),
+        )
+
+    def weights(self, design: BlockDesign) -> dict[str, NDArray[np.float32]]:
+        """The tensors as `BlockNetwork.state_dict` names them."""
+        expected = pieces(design)
+        if "lm_head.weight" not in self.tensors:
+            del expected["head.weight"]
+        return self._taken(expected, design.shapes, UNUSED)
+
+    def _layers(self) -> tuple[int, ...]:
+        """The layers that are read, as numbers of layers before the state."""
+        name = "target_layer_ids" if self.is_flat else "aux_hidden_state_layer_ids"
+        ids = self.switch(name)
+        if not isinstance(ids, list) or not ids or not all(type(each) is int for each in ids):
+            raise self._broken(f"{name} is no list of layer numbers.", f"{ids!r:.80}")
+        found = tuple(each + self.is_flat for each in ids)
+        if min(found) < 0 or len(set(found)) < len(found):
+            raise self._broken(f"{name} names a layer twice, or none that there is.", ids)
+        return found
+
+    def _whole(self, name: str, least: int, most: int) -> int:
+        """A setting that has to be there."""
+        value = self.switch(name)
+        if type(value) is not int or not least <= value <= most:
+            wrong = f"{name} is no whole number from {least} to {most}."
+            raise self._broken(wrong, f"{value!r:.60}")
+        return int(value)
+
+
+def pieces(design: BlockDesign) -> dict[str, list[tuple[str, int]]]:
+    """For each weight of ours the published tensors that it is made of, and their rows."""
+    inner, shared = design.num_heads * design.head_size, design.num_kv_heads * design.head_size
+    rows = {"qkv": (inner, shared, shared), "gate_up": (design.mlp_size, design.mlp_size)}
+    made: dict[str, list[tuple[str, int]]] = {}
+    for ours, shape in design.shapes.items():
+        stem, _, kind = ours.rpartition(".")
+        layer, _, part = stem.rpartition(".")
+        theirs = (LAYER | LATER)[part] if layer else (ENDS[part],)
+        names = [f"{layer}.{name}.{kind}" if layer else f"{name}.{kind}" for name in theirs]
+        made[ours] = list(zip(names, rows.get(part, shape[:1]), strict=True))
+    return made

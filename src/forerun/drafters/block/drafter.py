@@ -1,0 +1,121 @@
+"""All guesses of a round from one pass of a small network: a DFlash draft model, or one of ours."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+from weakref import WeakKeyDictionary
+
+from forerun.drafters.base import Guess, Outcome, Turn
+from forerun.drafters.block.dflash import KIND, PublishedBlock
+from forerun.drafters.block.dflash import load as load_published
+from forerun.drafters.folders import description_of, find, kind_of, refuse
+from forerun.drafters.heads.few_racers import grow
+from forerun.drafters.heads.files import Trained, load
+from forerun.drafters.heads.fitting import check
+from forerun.drafters.heads.listening import Listening
+from forerun.drafters.level_growth import Growth
+from forerun.models.base import CpuPass, LanguageModel, identity
+from forerun.rules.types import Drawn
+
+
+class Block:
+    """Draft with a network that guesses a whole block in one pass, trained for this target.
+
+    source: a folder that `forerun train --kind block` wrote, or one with a DFlash draft model, or
+    the name of either on the Hugging Face hub.
+
+    Its guesses do not know of one another, so all nodes of a level share one law.  In a tree each
+    level takes the likeliest, or those that arrive first in the target's race.  It has nothing to
+    say in a request's first round, in which the target reads the prompt.
+    """
+
+    def __init__(self, source: str | Path) -> None:
+        self.source = _load(source)
+        is_published = isinstance(self.source, PublishedBlock)
+        self.name = f"{KIND if is_published else 'block'}:{source}"
+        trained = self.source.trained if isinstance(self.source, PublishedBlock) else self.source
+        self.design: Any = trained.design
+        self.tokens = trained.tokens  # (Vd,): the target's ids
+        self.layers: tuple[int, ...] = trained.design.layers
+        self._runners: WeakKeyDictionary[Any, Any] = WeakKeyDictionary()
+
+    def start(
+        self, target: LanguageModel, num_rows: int, capacity: int, rows: Any = None
+    ) -> Listening:
+        key = identity(target)
+        runner = self._runners.get(key)
+        if runner is None:
+            runner = self._runners[key] = runner_for(self.source, target)
+        return Listening(target.vocab_size, runner, num_rows, capacity)
+
+    def enter(self, state: Listening, row: int, tokens: Sequence[int], num_prompt: int) -> None:
+        state.texts.enter(row, tokens, num_prompt)
+
+    def propose(
+        self, state: Listening, turns: Sequence[Turn], *, shared_noise: bool
+    ) -> list[Guess]:
+        most, growths = self.design.num_guesses, []
+        for turn in turns:
+            depth = min(turn.height, most) if state.can_draft(turn.row) else 0
+            growths.append(Growth(turn, state.texts[turn.row], depth, width=turn.budget))
+        busy = [growth for growth in growths if growth.frontier]
+        logits = state.begin([growth.turn.row for growth in busy]) if busy else None
+        while logits is not None and any(growth.frontier for growth in busy):
+            nodes, rows = [], []
+            for index, growth in enumerate(busy):
+                nodes += [(growth, node) for node in growth.frontier]
+                rows += [index] * len(growth.frontier)
+            level = max(growth.level for growth in busy)
+            grow(nodes, logits[:, level], rows, self.tokens, state.vocab_size, shared_noise)
+            for growth in busy:
+                if growth.frontier:
+                    growth.next_level()
+        drawn = Drawn.SHARED if shared_noise else Drawn.SAMPLED
+        return [growth.guess(drawn) for growth in growths]
+
+    def observe(self, state: Listening, outcomes: Sequence[Outcome]) -> None:
+        state.texts.observe(outcomes)
+        for outcome in outcomes:
+            state.hear(outcome)
+        state.look_ahead()
+
+    def release(self, state: Listening, row: int) -> None:
+        state.texts.release(row)
+        state.release(row)
+
+
+def _load(source: str | Path) -> Trained | PublishedBlock:
+    """A drafter of ours, or a published one, by what the folder holds."""
+    folder = find(source)
+    kind = kind_of(folder, description_of(folder))
+    if kind == KIND:
+        return load_published(folder)
+    if kind != "block":
+        refuse(folder, kind, "a block drafter that Forerun trained, or a DFlash draft model")
+    return load(folder)
+
+
+def runner_for(source: Trained | PublishedBlock, target: Any) -> Any:
+    """The runner for this target and its device; raises if the drafter was trained for another."""
+    trained = source.on(target) if isinstance(source, PublishedBlock) else source
+    check(trained.target, target)
+    design: Any = trained.design
+    own = trained.embedding
+    if isinstance(target, CpuPass):  # needs no torch
+        from forerun.drafters.block.lean_runner import LeanBlockRunner
+
+        subject: Any = target
+        rows = subject.embeddings_of if own is None else own.__getitem__
+        return LeanBlockRunner(design, trained.weights, rows)
+    import torch
+
+    from forerun.drafters.block.network import BlockNetwork
+    from forerun.drafters.block.torch_runner import TorchBlockRunner
+    from forerun.drafters.heads.network import embedding_of
+
+    table = embedding_of(target.model)
+    network = BlockNetwork(design).to(table.device, table.dtype)
+    network.load_state_dict({name: torch.from_numpy(w) for name, w in trained.weights.items()})
+    return TorchBlockRunner(network, table if own is None else torch.from_numpy(own).to(table))

@@ -1,0 +1,67 @@
+"""A few decoder layers that guess a whole block of tokens in one pass, in the manner of DFlash.
+
+For every token that the target has processed, its hidden states are fused into one feature, and
+each layer makes a key and a value of it: these are all that the network knows of the text.  The
+block begins with the text's newest token, the *anchor*, which the target has not processed yet;
+masks follow.  Every entry of the block sees all features and the whole block, later entries
+included, and its output gives the law of one token.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from forerun.drafters.heads.design import BlockDesign
+from forerun.drafters.heads.network import Deeper, RMSNorm, spread
+
+
+class BlockNetwork(nn.Module):  # type: ignore[misc]
+    """All but the attention itself, which differs between training and drafting."""
+
+    def __init__(self, design: BlockDesign) -> None:
+        super().__init__()
+        width, eps = design.hidden_size, design.norm_eps
+        self.design = design
+        if design.norm_parts:
+            size = design.num_features // design.norm_parts
+            self.norm_layers = RMSNorm(design.norm_parts, size, eps)
+        self.fuse = nn.Linear(design.num_features, width, bias="fuse" in design.biases)
+        self.norm_feature = RMSNorm(1, width, eps)
+        self.layers = nn.ModuleList(Deeper(design) for _ in range(design.num_layers))
+        self.norm_head = RMSNorm(1, width, eps)
+        self.head = nn.Linear(width, design.num_tokens, bias=False)
+
+    def features(self, hidden: Tensor) -> Tensor:
+        """Features (..., D) of the target's hidden states (..., F)."""
+        fused = self.fuse(self.norm_layers(hidden) if self.design.norm_parts else hidden)
+        normed: Tensor = self.norm_feature(fused)
+        return normed
+
+    def entries(self, embedding: Tensor, anchors: Tensor) -> Tensor:
+        """What the first layer is given (..., block, D), after anchors (...)."""
+        masks = anchors.new_full((self.design.block_size - 1,), self.design.mask_token)
+        tokens = torch.cat((anchors[..., None], masks.expand(*anchors.shape, -1)), -1)
+        return embedding[tokens]
+
+    def angles(self, positions: Tensor) -> tuple[Tensor, Tensor]:
+        """Cosines and sines (..., d / 2) of positions (...), of every layer."""
+        turned: tuple[Tensor, Tensor] = self.layers[0].angles(positions)
+        return turned
+
+    def outputs(self, hidden: Tensor) -> Tensor:
+        """The outputs that give guesses (..., N, D), of those of the last layer."""
+        return hidden if self.design.anchor_guesses else hidden[..., 1:, :]
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """Logits over the draft vocabulary, (..., Vd)."""
+        output: Tensor = self.head(self.norm_head(hidden))
+        return output
+
+    def initialise(self, head: Tensor) -> BlockNetwork:
+        """Initialise the head with the target's rows (Vd, D); all other weights are random."""
+        spread(self.fuse, 1.0)
+        for layer in self.layers:
+            layer.initialise_layer()
+        self.head.weight.data.copy_(head)
+        return self

@@ -1,0 +1,195 @@
+"""What lies in the folder of a draft model that somebody else published: config.json, and tensors.
+
+There are two layouts.  A flat one has the settings of its layers in config.json itself; that of
+`speculators` has them in `transformer_layer_config`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, ClassVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from forerun.base.errors import InputError, UnsupportedError, explain
+from forerun.drafters.heads.design import Design
+
+MOST_SIZE = 1 << 24  # of a layer or a vocabulary: what a file states is believed no further
+NEWEST = 1  # major versions of `speculators` from this one on are unknown
+SIZES = (
+    "hidden_size", "num_attention_heads", "num_key_value_heads", "head_dim", "intermediate_size",
+    "vocab_size", "draft_vocab_size", "target_hidden_size", "num_hidden_layers", "block_size",
+    "num_target_layers",
+)  # fmt: skip
+
+
+@dataclass
+class PublishedFiles:
+    """The two files of a draft model, and what is common to all kinds."""
+
+    folder: Path
+    described: Mapping[str, Any]
+    tensors: dict[str, NDArray[Any]]
+    is_flat: bool = field(init=False)
+    settings: dict[str, Any] = field(init=False)  # of the layers
+    config: Any = field(init=False)  # the same as transformers completes them
+    noun: ClassVar[str] = "draft model"
+    inside: ClassVar[str] = ""  # where config.json has more settings of this kind
+
+    def __post_init__(self) -> None:
+        layer = self.described.get("transformer_layer_config")
+        self.is_flat = "speculators_model_type" not in self.described
+        if not self.is_flat and not isinstance(layer, dict):
+            raise self._broken("It has no transformer_layer_config.", f"{layer!r:.60}")
+        stated = self.described if self.is_flat else layer or {}
+        self.settings = {name: value for name, value in stated.items() if value is not None}
+        self._check_sizes()
+        self.config = self._completed()
+
+    def _check_sizes(self) -> None:
+        """Refuse sizes that no network has, before anything is made of them."""
+        for place in (self.described, self.more, self.settings):
+            for name in SIZES:
+                size = place.get(name)
+                most = len(self.tensors) if name == "num_hidden_layers" else MOST_SIZE
+                if size is not None and not (type(size) is int and 0 < size <= most):
+                    raise self._broken(f"{name} is no size of its tensors.", f"{size!r:.60}")
+
+    def _completed(self) -> Any:
+        """The layer's settings with the defaults of its family, which files may leave out."""
+        from transformers import LlamaConfig, Qwen3Config
+
+        family = Qwen3Config if self.settings.get("model_type") == "qwen3" else LlamaConfig
+        known = {name for name in self.settings if name not in ("architectures", "model_type")}
+        try:
+            return family(**{name: self.settings[name] for name in known})
+        except Exception as error:  # its checks raise several kinds
+            raise self._broken("Its settings contradict one another.", str(error)[:200]) from error
+
+    @property
+    def more(self) -> Mapping[str, Any]:
+        """The settings of this kind of draft model."""
+        found = self.described.get(self.inside) or {}
+        if not isinstance(found, dict):
+            raise self._broken(f"{self.inside} is no object.", f"{found!r:.60}")
+        return found
+
+    def switch(self, name: str) -> Any:
+        """A setting, where it stands: at the top, among those of this kind, or in the layer's."""
+        for place in (self.described, self.more, self.settings):
+            if place.get(name) is not None:
+                return place[name]
+        return None
+
+    def tokens(self, count: int) -> NDArray[np.int64]:
+        """The target's id of each draft token."""
+        size, offsets = self.config.vocab_size, self.tensors.get("d2t")
+        if offsets is None and count != size:
+            wrong = f"The tensor d2t is missing: {count} draft tokens of {size} are not named."
+            raise self._broken(wrong, "no d2t")
+        own = np.arange(count)
+        if offsets is None:
+            return own
+        if offsets.shape != own.shape:
+            raise self._broken("d2t has another length than draft_vocab_size.", offsets.shape)
+        ids: NDArray[np.int64] = own + offsets.astype(np.int64)
+        if ids.min() < 0 or ids.max() >= size:
+            looks = " Its numbers look like ids; what belongs there is id minus place." * bool(
+                offsets.min() >= 0 and offsets.max() < size and (np.diff(offsets) > 0).all()
+            )
+            wrong = f"d2t leads outside the vocabulary of {size}.{looks}"
+            raise self._broken(wrong, f"ids from {ids.min()} to {ids.max()}")
+        if len(np.unique(ids)) < len(ids):
+            raise self._broken("d2t names a token twice.", f"{len(np.unique(ids))} of {len(ids)}")
+        return ids
+
+    def embedding(self, design: Design) -> NDArray[np.float32] | None:
+        """The head's own embedding (V, D); None where it reads the target's."""
+        table = self.tensors.get("embed_tokens.weight")
+        if table is None:
+            if design.target_size is not None:
+                wrong = "embed_tokens.weight is missing, and the target's has another width."
+                raise self._broken(wrong, f"{design.hidden_size} and {design.target_size}")
+            return None
+        self._check_shape("embed_tokens.weight", (self.config.vocab_size, design.hidden_size))
+        self._check_finite("embed_tokens.weight")
+        return table
+
+    def _rotation(self, head_size: int) -> tuple[tuple[float, ...], float]:
+        """Turns per position, and their factor, by the head's own settings."""
+        from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
+
+        rope = dict(self.config.rope_parameters or {})
+        kind = rope.get("rope_type", "default")
+        if kind not in ("default", "linear", "llama3", "yarn", "mrope"):
+            raise self._unserved(f"its rotation changes with the text ({kind})")
+        if rope.get("partial_rotary_factor", 1.0) != 1.0:
+            raise self._unserved("it turns only part of each head (partial_rotary_factor)")
+        if "mrope_section" in rope or kind == "mrope":  # for text, the same as the default
+            self.config.rope_parameters = {"rope_type": "default", "rope_theta": rope["rope_theta"]}
+        self.config.head_dim = head_size
+        rotary = LlamaRotaryEmbedding(self.config)
+        return tuple(rotary.inv_freq.float().tolist()), float(rotary.attention_scaling)
+
+    def _check_shape(self, name: str, expected: tuple[int, ...]) -> None:
+        shape = self.tensors[name].shape
+        if shape != expected:
+            wrong = f"{name} is of another shape than config.json says."
+            raise self._broken(wrong, f"{shape} rather than {expected}")
+
+    def _check_finite(self, name: str) -> None:
+        if not np.isfinite(self.tensors[name]).all():
+            raise self._broken(f"{name} holds NaN or infinity.", name)
+
+    def _check_version(self) -> None:
+        """Refuse a newer layout of `speculators`."""
+        version = str(self.described.get("speculators_version") or "0").split(".")[0]
+        if version.isdigit() and int(version) >= NEWEST:
+            wrong = "The folder was written in a newer layout of `speculators` than is known here."
+            received = f"speculators_version {self.described['speculators_version']}"
+            raise UnsupportedError(explain(wrong, received, "Use a newer version of forerun."))
+
+    def _check_layers(self) -> None:
+        """Refuse layers of a kind that our networks do not have."""
+        if self.config.hidden_act != "silu":
+            raise self._unserved(f"its activation is {self.config.hidden_act}")
+        kinds = set(self.settings.get("layer_types") or ())
+        if kinds - {"full_attention"}:
+            raise self._unserved(f"its layers are of other kinds: {', '.join(sorted(kinds))}")
+
+    def _taken(
+        self,
+        pieces: Mapping[str, list[tuple[str, int]]],
+        shapes: Mapping[str, tuple[int, ...]],
+        unused: tuple[str, ...],
+    ) -> dict[str, NDArray[np.float32]]:
+        """Our weights, made of the tensors that `pieces` names; raises where one is missing, is of
+        another shape, is not finite, or is not known."""
+        named = {name for parts in pieces.values() for name, _ in parts}
+        absent = sorted(named - self.tensors.keys())
+        if absent:
+            some = ", ".join(absent[:3]) + ", ..." * (len(absent) > 3)
+            wrong = "Tensors that config.json promises are not in the files."
+            raise self._broken(wrong, f"{len(absent)} missing: {some}")
+        known = {*named, *unused, "d2t", "embed_tokens.weight"}
+        others = sorted(name for name in self.tensors.keys() - known if "inv_freq" not in name)
+        if others:
+            raise self._unserved(f"config.json says nothing of its tensor {others[0]}")
+        made = {}
+        for ours, parts in pieces.items():
+            for name, rows in parts:
+                self._check_shape(name, (rows, *shapes[ours][1:]))
+                self._check_finite(name)
+            made[ours] = np.concatenate([self.tensors[name] for name, _ in parts])
+        return made
+
+    def _broken(self, wrong: str, received: Any) -> InputError:
+        cure = f"Copy or download {str(self.folder)!r} again, config.json and weights together."
+        return InputError(explain(f"The {self.noun} cannot be read. {wrong}", received, cure))
+
+    def _unserved(self, reason: str) -> UnsupportedError:
+        wrong = f"This {self.noun} cannot draft here: {reason}."
+        return UnsupportedError(explain(wrong, repr(str(self.folder)), "Use another one."))

@@ -1,0 +1,100 @@
+"""What a network is taught: how it runs ahead of a text, and what it is to get right there.
+
+The objectives compare its laws with the target's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from forerun.drafters.heads.design import Design
+from forerun.train.teacher import Batch, Teacher
+
+
+class Course(Protocol):
+    """One kind of network in training."""
+
+    @property
+    def network(self) -> Any: ...
+
+    @property
+    def teacher(self) -> Teacher: ...
+
+    def ahead(self, hidden: Tensor, tokens: Tensor, num_steps: int, first: int) -> Iterator[Tensor]:
+        """Drafts from every place at once: outputs (B, Q, D) of each guess, in order.
+
+        hidden: (B, L, F), the target's states.  tokens: (B, L).  Column i is the draft after the
+        tokens up to t + 1, where t = first + i is the last one that the target has processed; its
+        guess j is the law of token t + 2 + j.
+        """
+        ...
+
+    def loss(self, batch: Batch, step: int) -> Tensor:
+        """What a training step, the one of this number, makes smaller."""
+        ...
+
+
+class Recipe(Protocol):
+    """A kind of drafter to train, with the choices of that kind."""
+
+    @property
+    def kind(self) -> str: ...
+
+    def design(self, config: Any, num_tokens: int, mlp_size: int | None, mask_token: int) -> Design:
+        """For a target of this transformers configuration.  mask_token: one that is never said."""
+        ...
+
+    def network(self, design: Any) -> Any:
+        """With weights yet to be initialised or loaded."""
+        ...
+
+    def course(self, network: Any, teacher: Teacher, objective: Objective) -> Course: ...
+
+    def settings(self) -> dict[str, Any]:
+        """The choices, which must not change when a run resumes."""
+        ...
+
+    def in_words(self) -> str:
+        """The choices as the card has them."""
+        ...
+
+
+Objective = Callable[[Tensor, Tensor, Tensor], Tensor]
+"""Draft logits (A, Vd), target probabilities (A, Vd) that may sum to less than 1, and the draft
+index (A,) of the target's likeliest token, -1 where it has none; gives losses (A,)."""
+
+
+def forward_kl(logits: Tensor, probs: Tensor, best: Tensor) -> Tensor:
+    """Cross-entropy with the target's law, which differs from the divergence by a constant."""
+    return -(probs * torch.log_softmax(logits, -1, dtype=torch.float32)).sum(-1)
+
+
+def total_variation(logits: Tensor, probs: Tensor, best: Tensor) -> Tensor:
+    """One minus the overlap of the two laws."""
+    return 1 - torch.minimum(logits.float().softmax(-1), probs.float()).sum(-1)
+
+
+def top_one(logits: Tensor, probs: Tensor, best: Tensor) -> Tensor:
+    """Cross-entropy with the target's likeliest token."""
+    return torch.nn.functional.cross_entropy(
+        logits.float(), best, ignore_index=-1, reduction="none"
+    )
+
+
+def mixed(logits: Tensor, probs: Tensor, best: Tensor) -> Tensor:
+    """The mean of `forward_kl` and `top_one`."""
+    aim = probs / 2
+    aim.scatter_add_(1, best.clamp_min(0)[:, None], (best >= 0)[:, None].to(aim.dtype) / 2)
+    return forward_kl(logits, aim, best)
+
+
+OBJECTIVES: dict[str, Objective] = {
+    "kl": forward_kl,
+    "tv": total_variation,
+    "top1": top_one,
+    "mix": mixed,
+}
