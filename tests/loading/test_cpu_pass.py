@@ -165,6 +165,9 @@ def test_a_numba_that_cannot_be_imported_is_named(
     [
         ({"lean": "yes"}, "Unknown choice"),
         ({"quantize": "int4"}, "Unknown rounding"),
+        ({"gpu_memory": "1.5"}, "a share of the device, or an amount"),
+        ({"gpu_memory": "0"}, "a share of the device, or an amount"),
+        ({"gpu_memory": "much"}, "such as 40GiB"),
         ({"quantize": "int8", "lean": False}, "need the lean CPU pass"),
     ],
 )
@@ -177,15 +180,20 @@ def test_bad_choices_are_refused_before_anything_is_loaded(
 
 @pytest.mark.parametrize(
     ("flags", "expected"),
-    [([], ("auto", None)), (["--no-lean"], (False, None)), (["--quantize=int8"], ("auto", "int8"))],
+    [
+        ([], ("auto", None, None)),
+        (["--no-lean"], (False, None, None)),
+        (["--quantize=int8"], ("auto", "int8", None)),
+        (["--gpu-memory=40GiB"], ("auto", None, "40GiB")),
+    ],
 )
 def test_the_command_line_has_the_same_switches(
     flags: list[str], expected: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked = []
 
-    def load(*_: Any, lean: Any, quantize: Any) -> None:
-        asked.append((lean, quantize))
+    def load(*_: Any, lean: Any, quantize: Any, gpu_memory: Any) -> None:
+        asked.append((lean, quantize, gpu_memory))
         raise InputError("enough")
 
     monkeypatch.setattr("forerun.cli.loading.load", load)

@@ -44,6 +44,7 @@ class WorkerSettings:
     dtype: str | None = None
     lean: bool = True  # take our CPU pass where it fits
     quantize: Any = None
+    gpu_memory: str | None = None
     drafter: str = "none"
     draft_length: DraftLength = "auto"
     max_batch: int = 8
@@ -111,7 +112,9 @@ class Answerer:
                 return default_model(device, dtype, **options)
             return load(name, device, dtype, **options)
 
-        target = model(settings.model, lean=lean, quantize=settings.quantize)
+        target = model(
+            settings.model, lean=lean, quantize=settings.quantize, gpu_memory=settings.gpu_memory
+        )
         name = settings.drafter
         drafters: dict[str, Drafter | None] = {
             name: drafter_for(target, name) if name == "auto" else make_drafter(name, model)

@@ -96,6 +96,7 @@ def _settings(args: argparse.Namespace) -> Any:
         dtype=args.dtype,
         lean=not args.no_lean,
         quantize=args.quantize,
+        gpu_memory=args.gpu_memory,
         drafter=args.drafter or "auto",
         draft_length=args.draft_length,
         max_batch=args.max_batch,

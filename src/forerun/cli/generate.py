@@ -90,8 +90,9 @@ def run(args: argparse.Namespace) -> int:
     drafter = load_drafter(args.drafter, args.device, args.dtype)
     lean: Lean = False if args.no_lean else "auto"
     target = load_target(
-        args.model, args.device, args.dtype, lean, args.quantize, args.tensor_parallel
-    )
+        args.model, args.device, args.dtype, lean, args.quantize, args.tensor_parallel,
+        args.gpu_memory,
+    )  # fmt: skip
     pieces = stream(
         target,
         [_chat(target, prompt, args) for prompt in prompts],

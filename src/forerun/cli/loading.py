@@ -29,6 +29,7 @@ def load_target(
     lean: Lean = "auto",
     quantize: Quantize | None = None,
     num_ranks: int | None = None,
+    gpu_memory: str | None = None,
 ) -> Any:
     """The model of that name, or the default one; num_ranks: spread over so many processes."""
     # Threads that spin while they wait starve each other on a machine with anything else to do:
@@ -39,8 +40,10 @@ def load_target(
             return _spread(name or NAME, num_ranks, device, dtype, quantize)
         try:
             if name is None:
-                return default_model(device, dtype, lean=lean, quantize=quantize)
-            return load(name, device, dtype, lean=lean, quantize=quantize)
+                return default_model(
+                    device, dtype, lean=lean, quantize=quantize, gpu_memory=gpu_memory
+                )
+            return load(name, device, dtype, lean=lean, quantize=quantize, gpu_memory=gpu_memory)
         except (RuntimeError, AssertionError) as error:  # torch raises these for an unknown device
             if device is None:
                 raise

@@ -43,6 +43,7 @@ BLOCK_KEYS = 64  # keys of one product within a chunk; another number gives othe
 LARGE, SMALL = 227 * 1024, 99 * 1024  # bytes of shared memory of a program, new and old devices
 RESERVED = 2048  # bytes of it that tiles leave alone
 ATTENTION_WARPS, ATTENTION_STAGES, WHOLE_STAGES = 4, 3, 2
+ARENA = 64  # part of a device's memory that the chunks of attention may have between them
 ALIGNED = 16  # bytes, of rows that bulk copies read
 
 
@@ -160,27 +161,45 @@ class Scratch:
 
 
 class AttentionScratch:
-    """What the chunks of attention hand to the one that adds them up: room for one pass at a time,
-    of this shape or any that needs no more."""
+    """What the chunks of attention hand to the one that adds them up: room for one pass at a time.
 
-    def __init__(self, weights: Weights, shape: PassShape) -> None:
-        device = weights.head.device
-        parts, stats, counters = self._sizes(weights, shape)
-        self.parts = torch.empty(parts, dtype=torch.float32, device=device)
-        self.stats = torch.empty(stats, dtype=torch.float32, device=device)
-        self.done = torch.zeros(counters, dtype=torch.int32, device=device)
+    num_rows: of all tiles and chunks together.
+    """
+
+    def __init__(self, weights: Weights, num_rows: int, num_programs: int) -> None:
+        device, size = weights.head.device, int(triton.next_power_of_2(weights.form.head_size))
+        self._sizes = num_rows, num_programs
+        self.parts = torch.empty(num_rows * size, dtype=torch.float32, device=device)
+        self.stats = torch.empty(2 * num_rows, dtype=torch.float32, device=device)
+        self.done = torch.zeros(num_programs, dtype=torch.int32, device=device)
+
+    @classmethod
+    def of(cls, weights: Weights, shape: PassShape) -> AttentionScratch:
+        return cls(weights, *cls._needed(weights, shape))
+
+    @classmethod
+    def shared(cls, weights: Weights, longest: int) -> AttentionScratch:
+        """For passes of all shapes with texts up to this length, within a share of the device."""
+        device, most = weights.head.device, MOST_OF_ROUND
+        widest = PassShape(most, most, most, 1, num_chunks(longest), branch_width=1)
+        num_rows, num_programs = cls._needed(weights, widest)
+        if device.type == "cuda":
+            size = 4 * int(triton.next_power_of_2(weights.form.head_size)) + 8  # bytes of a row
+            share = torch.cuda.get_device_properties(device).total_memory // ARENA
+            num_rows = min(num_rows, max(1, share // size))
+        programs = MOST_TOKENS * weights.form.num_key_heads
+        return cls(weights, num_rows, max(num_programs, programs))
 
     def has_room(self, weights: Weights, shape: PassShape) -> bool:
-        there = self.parts.numel(), self.stats.numel(), self.done.numel()
-        return all(map(ge, there, self._sizes(weights, shape)))
+        return all(map(ge, self._sizes, self._needed(weights, shape)))
 
     @staticmethod
-    def _sizes(weights: Weights, shape: PassShape) -> tuple[int, int, int]:
-        """Numbers of parts, statistics and counters."""
+    def _needed(weights: Weights, shape: PassShape) -> tuple[int, int]:
+        """Rows and counters."""
         programs = weights.form.num_key_heads * shape.num_segments
         is_cut = shape.num_chunks > 1 and not shape.is_whole
         rows = programs * shape.num_chunks * per_tile(weights, shape.per_segment) if is_cut else 1
-        return rows * int(triton.next_power_of_2(weights.form.head_size)), 2 * rows, programs
+        return rows, programs
 
 
 def per_tile(weights: Weights, per_segment: int) -> int:
@@ -394,14 +413,13 @@ class Kernels:
         warps = ATTENTION_WARPS
         if shape.num_segments >= MANY_SEGMENTS and per_tile(w, shape.per_segment) <= FEWEST:
             warps //= 2  # the smallest tiles, of which many share a processor
-        if shape.is_whole:
+        if shape.is_whole or attention is None:
             attend_whole[(form.num_key_heads, shape.num_segments)](
                 scratch.queries, keys, values, scratch.mixed, inputs.rows, inputs.positions,
                 inputs.segments, sinks, pages, pages.shape[1], form.attention_scale,
                 form.attention_cap, window, num_warps=warps, num_stages=WHOLE_STAGES, **sizes,
             )  # fmt: skip
             return
-        assert attention is not None
         chunks = shape.num_chunks
         if window:  # chunks that the keys of a segment may lie in
             chunks = min(chunks, (window + shape.per_segment - 2) // CHUNK + 2)
@@ -472,7 +490,7 @@ def launch(
     inputs: Inputs,
     cache: Cache,
     scratch: Scratch,
-    attention: AttentionScratch,
+    attention: AttentionScratch | None,
     logits: Any,
     *,
     watched: Any = None,

@@ -127,7 +127,7 @@ class HeadsStorage(Storage):
         )
 
     def finish(
-        self, inputs: Inputs, attention: AttentionScratch, logits: Any, features: Any = None
+        self, inputs: Inputs, attention: AttentionScratch | None, logits: Any, features: Any = None
     ) -> None:
         """Queue a draft step: the entries whose inputs are joined, the network's outputs, which go
         to `scratch.x`, and the logits (N, V) or (N, Vd) of what comes after.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Sequence
+from copy import copy
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -32,6 +33,9 @@ from forerun.models.huggingface import HuggingFaceModel
 from forerun.models.pickling import NotPickled
 from forerun.models.rounded import Bits
 from forerun.models.trial_results import LOCK, Findings, findings_of
+
+TRIAL_PAGES = 16
+"""Of a model whose bits are compared before it is used."""
 
 
 @dataclass
@@ -69,9 +73,8 @@ class GpuModel(NotPickled, GpuPass):
                 )
             )
         if self.findings.device_pass is None or not self.findings.device_pass.is_of(model):
-            weights, angles = take(model), partial(_angles, *rotary_of(model))
-            pool = Pool(weights, angles, model.config.max_position_embeddings)
-            self.findings.device_pass = DevicePass(weights, places(model), pool)
+            weights = take(model)
+            self.findings.device_pass = DevicePass(weights, places(model), _pool(model, weights))
         self._pass: DevicePass = self.findings.device_pass
         self._weights = self._pass.weights
         self.model = model
@@ -83,6 +86,19 @@ class GpuModel(NotPickled, GpuPass):
         self.num_layers: int = model.config.num_hidden_layers
         self.scores_trees = True
         self.compute_dtype = str(model.dtype).removeprefix("torch.")
+
+    def on_trial(self) -> GpuModel:
+        """The same model with a few pages of its own: the pool that stays is made when all models
+        are there that share the device."""
+        other, weights = copy(self), self._weights
+        small = _pool(self.model, weights, TRIAL_PAGES)
+        other._pass = DevicePass(weights, self._pass.places, small)
+        return other
+
+    def expect_rows(self, memory: float | int | None) -> None:
+        """The model will be used.  memory: of the device that this process may fill, weights
+        included: a share, or bytes; None: what is kept for keys and values is left to us."""
+        self._pass.pool.start(memory)
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.name!r}, {self.pass_name})"
@@ -207,6 +223,11 @@ class GpuModel(NotPickled, GpuPass):
         storage.pages.restart()
         storage.watch(())
         return storage
+
+
+def _pool(model: Any, weights: Weights, given: int | None = None) -> Pool:
+    angles = partial(_angles, *rotary_of(model))  # holds no whole model
+    return Pool(weights, angles, model.config.max_position_embeddings, given)
 
 
 def _angles(frequencies: Any, factors: list[float], slots: int) -> tuple[Any, Any]:

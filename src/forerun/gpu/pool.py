@@ -8,6 +8,7 @@ Page 0 belongs to nobody: what is written past the pages of a row lands there.
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from math import prod
@@ -17,7 +18,7 @@ from weakref import ReferenceType, WeakKeyDictionary, WeakSet, ref
 
 import torch
 
-from forerun.base.errors import ForerunError, explain
+from forerun.base.errors import ForerunError, InputError, explain
 from forerun.gpu import forward
 from forerun.gpu.weights import Weights
 from forerun.models.pages import RowPages
@@ -27,7 +28,9 @@ SLACK = 32
 MOST_ROWS = 1024
 """Of an engine that does not ask for more."""
 SHARE = 0.5
-"""Of the free memory that pools take."""
+"""Of the free memory that pools take where nothing is said."""
+SPARED = 1 / 32
+"""Of the device's memory, for activations and graphs, where it is said how much to fill."""
 ON_HOST = 256
 """Pages of a pool without a device."""
 
@@ -78,13 +81,19 @@ class Pool:
 
     rotary: gives cosines and sines (tables, positions, turned dimensions / 2).
     longest: tokens of the longest text.
+    given: pages, where they do not depend on the memory that the device has left.
     """
 
-    def __init__(self, weights: Weights, rotary: Callable[[int], Any], longest: int) -> None:
+    memory: float | int | None = None
+    """Of the device that this process may fill, weights included: a share, or bytes."""
+
+    def __init__(
+        self, weights: Weights, rotary: Callable[[int], Any], longest: int, given: int | None = None
+    ) -> None:
         self.size = forward.CHUNK  # slots of a page
         self.longest = -(-(longest + SLACK) // self.size) * self.size  # with what is drafted
         self.num_pages = self.num_positions = 0
-        self._rotary, self._like = rotary, weights.head
+        self._rotary, self._like, self._given = rotary, weights.head, given
         size = weights.form.num_key_heads, self.size, weights.form.head_size
         self._own = Paged([(len(weights.layers), *size)] * 2, self._like)
         self._others: WeakKeyDictionary[Any, Paged] = WeakKeyDictionary()
@@ -113,10 +122,11 @@ class Pool:
         self.make()
         return (*self._own.tensors, *self._angles)
 
-    def start(self) -> None:
+    def start(self, memory: float | int | None = None) -> None:
         """Rows will need the pool."""
         with LOCK:
             if not self.num_pages:
+                self.memory = self.memory if memory is None else memory
                 _STARTED.add(self)
 
     def part(self, owner: Any, sizes: Sequence[tuple[int, ...]]) -> Paged:
@@ -131,12 +141,17 @@ class Pool:
 
     def make(self) -> None:
         """Make all pools that were started on this device, unless this one was made."""
-        if self.num_pages:
-            return
         with LOCK:
-            pools = [self, *(pool for pool in _STARTED if pool is not self)]
-            pools = [pool for pool in pools if pool.device == self.device and not pool.num_pages]
-            most = _most_pages(self.device, sum(pool.page_bytes for pool in pools))
+            if self.num_pages:
+                return
+            if self._given is not None:
+                self._make(self._given)
+                return
+            others = (pool for pool in _STARTED if pool.device == self.device)
+            pools = [self, *(pool for pool in others if pool is not self)]
+            said = [pool.memory for pool in pools if pool.memory is not None]
+            page_bytes = sum(pool.page_bytes for pool in pools)
+            most = _most_pages(self.device, page_bytes, said[0] if said else None)
             for pool in pools:
                 try:
                     pool._make(min(most, 1 + MOST_ROWS * pool.longest // pool.size))
@@ -285,18 +300,36 @@ class DevicePages(RowPages[Page]):
 def no_memory(num_pages: int, page_bytes: int, device: Any) -> DeviceMemoryError:
     """What to say where a pool cannot be made."""
     wrong = f"Keys and values of {num_pages * forward.CHUNK} tokens do not fit the device."
-    free = torch.cuda.mem_get_info(device)[0]
+    free = torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else 0
     received = f"{num_pages * page_bytes / 2**30:.1f} GiB, of {free / 2**30:.1f} GiB free"
-    return DeviceMemoryError(explain(wrong, received, "Free memory on the device."))
+    cure = "Free memory on the device, or let this process fill more of it (gpu_memory)."
+    return DeviceMemoryError(explain(wrong, received, cure))
 
 
-def _most_pages(device: Any, page_bytes: int) -> int:
+def _most_pages(device: Any, page_bytes: int, memory: float | int | None) -> int:
     """Pages of so many bytes, of all pools, that there is room for."""
     if device.type != "cuda":
         return ON_HOST
+    gc.collect()
     torch.cuda.empty_cache()
-    free = torch.cuda.mem_get_info(device)[0]
-    count = int(SHARE * free) // page_bytes
-    if count < 2:  # the first belongs to nobody
+    free, total = torch.cuda.mem_get_info(device)
+    room = room_for(memory, free, total, torch.cuda.memory_reserved(device))
+    if room < 2 * page_bytes:  # the first page belongs to nobody
         raise no_memory(2, page_bytes, device)
-    return count
+    return room // page_bytes
+
+
+def room_for(memory: float | int | None, free: int, total: int, taken: int) -> int:
+    """Bytes for keys and values.
+
+    memory: what this process may fill: a share of all, or bytes; None: a share of what is free.
+    taken: bytes that this process has already.
+    """
+    if memory is None:
+        return int(SHARE * free)
+    most = int(memory * total) if isinstance(memory, float) else memory
+    if most > total:
+        wrong = "gpu_memory is more than the device has."
+        received = f"{most / 2**30:.1f} GiB, where there are {total / 2**30:.1f} GiB"
+        raise InputError(explain(wrong, received, "Use a share such as 0.9, or less GiB."))
+    return max(0, min(most - taken, free - int(SPARED * total)))

@@ -5,6 +5,7 @@ A captured graph holds addresses, so all of this is kept for the next engine of 
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from functools import cached_property
 from typing import Any
 
@@ -22,6 +23,26 @@ from forerun.gpu.forward import (
 )
 from forerun.gpu.pool import DevicePages
 from forerun.gpu.weights import Weights
+
+MOST_CAPTURED = 256
+"""Passes, and rounds, that are kept: those that were used last."""
+
+
+class Recent(OrderedDict[Any, Any]):
+    """What was used last, of one kind."""
+
+    def recall(self, key: Any) -> Any:
+        """The value, or None; it counts as used."""
+        if key in self:
+            self.move_to_end(key)
+        return self.get(key)
+
+    def keep(self, key: Any, value: Any) -> None:
+        """Keep a value in place of the one that was used longest ago, if there are many."""
+        self[key] = value
+        self.move_to_end(key)
+        if len(self) > MOST_CAPTURED:
+            self.popitem(last=False)
 
 
 class CapturedPass:
@@ -64,12 +85,12 @@ class Storage:
         self.num_bytes = weights.num_bytes  # read in a pass
         self.scratch = Scratch(weights, MOST_TOKENS)
         self._logits: dict[tuple[str, int], Any] = {}
-        self._attention: AttentionScratch | None = None
         self.layers: tuple[int, ...] = ()
         self.watched: Any = None
-        self._passes: dict[tuple[PassShape, tuple[int, ...]], CapturedPass] = {}  # layers too
+        self._passes = Recent()  # by shape and layers
         self._states: dict[tuple[int, ...], Any] = {(): None}  # room for those of some layers
-        self.rounds: dict[Any, Any] = {}  # captured, by shape
+        self.rounds = Recent()  # captured, by shape
+        self.warm: dict[Any, Any] = {}  # which of them were captured beforehand
         self.lanes: dict[Any, Any] = {}  # of these rounds
         self.heads: Any = None  # storage of a network that drafts from the states of these rows
 
@@ -88,18 +109,24 @@ class Storage:
             self._logits[key] = torch.empty(size, dtype=torch.float32, device=device)
         return self._logits[key][:count]
 
-    def attention(self, shape: PassShape) -> AttentionScratch:
-        """Scratch for the attention of a pass, which all passes share; where one needs more, those
-        captured before keep the smaller one that they were captured with."""
-        if self._attention is None or not self._attention.has_room(self.weights, shape):
-            self._attention = AttentionScratch(self.weights, shape)
-        return self._attention
+    @cached_property
+    def _attention(self) -> AttentionScratch:
+        return AttentionScratch.shared(self.weights, self.pages.pool.longest)
+
+    def attention(self, shape: PassShape) -> AttentionScratch | None:
+        """Scratch for the attention of a pass, which all passes share.  None where one needs more:
+        then a program goes through all chunks, but for trees, which have scratch of their own."""
+        if self._attention.has_room(self.weights, shape):
+            return self._attention
+        return AttentionScratch.of(self.weights, shape) if shape.branch_width else None
 
     def captured(self, shape: PassShape) -> CapturedPass:
         key = shape, self.layers
-        if key not in self._passes:
-            self._passes[key] = CapturedPass(self, shape)
-        return self._passes[key]
+        made: CapturedPass | None = self._passes.recall(key)
+        if made is None:
+            made = CapturedPass(self, shape)
+            self._passes.keep(key, made)
+        return made
 
     def watch(self, layers: tuple[int, ...]) -> None:
         """Keep hidden states of the layers; passes captured for others do not."""

@@ -124,14 +124,14 @@ class Captures:
     def _made(self, shape: RoundShape, drafts: DraftRows | None) -> CapturedRound:
         """The round of this shape, which may not be captured yet."""
         storage, other, lanes = self._state.storage, storage_of(drafts), self.lanes(shape.num_lanes)
-        made: CapturedRound | None = storage.rounds.get(shape)
+        made: CapturedRound | None = storage.rounds.recall(shape)
         if made is None or made.draft is not other:
             if shape.is_tree:
                 assert isinstance(other, HeadsStorage)
                 made = TreeRound(shape, lanes, storage, other)
             else:
                 made = CapturedRound(shape, lanes, storage, other)
-            storage.rounds[shape] = made
+            storage.rounds.keep(shape, made)
         return made
 
     def warm_up(self, shape: RoundShape, drafts: DraftRows | None) -> None:
@@ -141,12 +141,12 @@ class Captures:
             return
         shape = shape._replace(block=0)
         key = self._top, shape._replace(num_lanes=0, draft_length=0, draws=drafts is not None)
-        both = [rows.storage.rounds for rows in (self._state, drafts) if rows is not None]
+        both = [rows.storage.warm for rows in (self._state, drafts) if rows is not None]
         known = both[0].get(key)
-        if known is None or any(rounds.get(key) is not known for rounds in both):
+        if known is None or any(warm.get(key) is not known for warm in both):
             known = self._captured(shape, drafts)
-            for rounds in both:
-                rounds[key] = known
+            for warm in both:
+                warm[key] = known
         self._warm = known
 
     def _captured(self, shape: RoundShape, drafts: DraftRows | None) -> dict[int, list[int]]:

@@ -22,6 +22,7 @@ def default_model(
     *,
     lean: Lean = "auto",
     quantize: Quantize | None = None,
+    gpu_memory: float | str | None = None,
 ) -> HuggingFaceModel | LeanModel | GpuModel:
     """SmolLM2-135M-Instruct: from its pip package if that is installed, or from the hub.
 
@@ -34,7 +35,7 @@ def default_model(
     if dtype is None:
         dtype = "bfloat16" if _has_bfloat16(device) else "float32"
     try:
-        return load(NAME, device, dtype, lean=lean, quantize=quantize)
+        return load(NAME, device, dtype, lean=lean, quantize=quantize, gpu_memory=gpu_memory)
     except InputError as error:
         if packaged_weights() is not None:
             raise

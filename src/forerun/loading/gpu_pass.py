@@ -16,8 +16,12 @@ from forerun.models.forward import Forward
 from forerun.models.trial_results import LOCK
 
 
-def adopt(plain: Any, lean: bool | Literal["auto"] = "auto") -> Any:
+def adopt(
+    plain: Any, lean: bool | Literal["auto"] = "auto", memory: float | int | None = None
+) -> Any:
     """`plain`, a `HuggingFaceModel` on a CUDA device, or its `GpuModel`.
+
+    memory: of the device that this process may fill, if that is said: a share, or bytes.
 
     With `lean="auto"` the lean pass is taken where it fits the model and reproduces it, and
     `plain.why_not_lean` has the reason where not; with True it is taken or refused.
@@ -31,7 +35,7 @@ def adopt(plain: Any, lean: bool | Literal["auto"] = "auto") -> Any:
                 candidate = GpuModel(plain.model, plain.tokenizer)
                 shared = candidate.findings.device_pass
                 if shared.reproduces is None:
-                    shared.reproduces = _reproduces(plain, candidate)
+                    shared.reproduces = _reproduces(plain, candidate.on_trial())
         except Exception as error:  # of Triton's compiler, of an older Triton, or of CUDA
             if lean is True:
                 raise
@@ -40,6 +44,7 @@ def adopt(plain: Any, lean: bool | Literal["auto"] = "auto") -> Any:
         else:
             candidate.name = plain.name
             if shared.reproduces:
+                candidate.expect_rows(memory)
                 return candidate
             reason = "it does not reproduce this model"
     if lean is True:

@@ -3,13 +3,32 @@
 from __future__ import annotations
 
 import importlib.util
+import re
 from typing import Any, Literal
 
 from forerun.base.errors import InputError, MissingExtraError, explain, warn
 
 Lean = bool | Literal["auto"]
 Quantize = Literal["int8"]
+UNITS = {"gib": 2**30, "mib": 2**20, "gb": 10**9, "mb": 10**6}
 INSTALL = 'Install it with: pip install "forerun[cpu]"'
+
+
+def memory_of(given: float | str | None) -> float | int | None:
+    """`gpu_memory` as a share of the device, or as bytes."""
+    if given is None:
+        return None
+    wrong = "gpu_memory is a share of the device, or an amount."
+    cure = "Use a share up to 1, such as 0.9, or an amount such as 40GiB."
+    found = re.fullmatch(r"(\d+(?:\.\d+)?)\s*(GiB|MiB|GB|MB)?", str(given).strip(), re.IGNORECASE)
+    if found is None or isinstance(given, bool):
+        raise InputError(explain(wrong, repr(given), cure))
+    number, unit = float(found[1]), found[2]
+    if unit is not None:
+        number *= UNITS[unit.lower()]
+    if not number or (unit is None and number > 1):
+        raise InputError(explain(wrong, repr(given), cure))
+    return number if unit is None else int(number)
 
 
 def check_pass(lean: Lean, quantize: Quantize | None) -> None:
@@ -25,12 +44,17 @@ def check_pass(lean: Lean, quantize: Quantize | None) -> None:
         raise InputError(explain(wrong, f"lean=False and quantize={quantize!r}", cure))
 
 
-def with_pass(plain: Any, lean: Lean = "auto", quantize: Quantize | None = None) -> Any:
+def with_pass(
+    plain: Any,
+    lean: Lean = "auto",
+    quantize: Quantize | None = None,
+    memory: float | int | None = None,
+) -> Any:
     """A loaded `HuggingFaceModel`, or the `LeanModel` or `GpuModel` made of it."""
     if quantize is None and plain.model.device.type == "cuda":
         from forerun.loading.gpu_pass import adopt
 
-        return adopt(plain, lean)
+        return adopt(plain, lean, memory)
     is_asked_for = lean is True or quantize is not None
     if not is_asked_for and lean is False:
         plain.why_not_lean = "lean=False asked for transformers"

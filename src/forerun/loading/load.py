@@ -25,7 +25,7 @@ from forerun.loading.damage import (
 from forerun.loading.device_choice import check_place, usual_device
 from forerun.loading.folders import at_home, check_folder, check_name, tokenizer_of
 from forerun.loading.kinds import check_adapter, is_adapter, merged, refuse_other_kinds
-from forerun.loading.lean_pass import Lean, Quantize, check_pass, with_pass
+from forerun.loading.lean_pass import Lean, Quantize, check_pass, memory_of, with_pass
 from forerun.loading.sources import Source, is_for_cpu, source_of
 from forerun.models.adapter import NEEDED, huggingface_model, missing, register
 from forerun.models.base import CpuPass, LanguageModel
@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 
 SHARED = ("revision", "token", "cache_dir", "local_files_only", "trust_remote_code")
 """Arguments that the tokenizer gets too."""
-OWN = ("device", "dtype", "lean", "quantize")
+OWN = ("device", "dtype", "lean", "quantize", "gpu_memory")
 """Arguments of `load` itself."""
 OFTEN = ("attn_implementation", "device_map", "gguf_file", "quantization_config", "subfolder")
 """Arguments that often go to `from_pretrained`."""
@@ -54,6 +54,7 @@ def load(
     *,
     lean: Lean = "auto",
     quantize: Quantize | None = None,
+    gpu_memory: float | str | None = None,
     **given: Any,
 ) -> HuggingFaceModel | LeanModel | GpuModel:
     """A causal language model and its tokenizer, from a directory or the Hugging Face hub.
@@ -72,12 +73,15 @@ def load(
     A GGUF file or a folder is packed for that pass as it is, at every start; the cache keeps what
     took torch and transformers to find out, so that a later start does without them.
     `quantize="int8"` rounds its weights to 8 bits: that is another target, and named so.
+    `gpu_memory` is how much of the GPU this process may fill, weights, keys and values together:
+    a share such as 0.9, or an amount such as "40GiB". None leaves half of what is free to others.
     """
     given_name: Any = name_or_path
     if not isinstance(given_name, str | Path):
         kind, cure = type(given_name).__name__, "For a model itself, use forerun.wrap(model)."
         raise InputError(explain("A model is loaded by its name or folder.", f"a {kind}", cure))
     check_pass(lean, quantize)
+    memory = memory_of(gpu_memory)
     if few_bits := {"load_in_8bit", "load_in_4bit"} & {*given}:
         cure = 'Use quantize="int8", or quantization_config= with lean=False.'
         raise InputError(explain("transformers no longer takes this.", min(few_bits), cure))
@@ -136,7 +140,7 @@ def load(
     check_finite(name, model)
     loaded = wrapper(model.eval(), tokenizer)
     loaded.name = name
-    chosen = with_pass(loaded, lean, quantize)
+    chosen = with_pass(loaded, lean, quantize, memory)
     _tell_numbers(chosen, dtype)
     return _from(chosen, copied is not None)
 

@@ -179,6 +179,12 @@ def add_pass(group: Group) -> None:
         choices=("int8",),
         help="round the target's weights to 8 bits, which makes it another model",
     )
+    group.add_argument(
+        "--gpu-memory",
+        metavar="SHARE",
+        help="of the GPU that this process may fill with weights, keys and values: 0.9, or 40GiB "
+        "(default: half of what the weights leave free, for keys and values)",
+    )
 
 
 def add_ranks(group: Group) -> None:

@@ -90,8 +90,8 @@ def attend(
         begins = tl.maximum(earliest - window + 1, 0) // CHUNK
         num_chunks -= begins
     start = (begins + chunk) * CHUNK
-    there = (row >= 0) & (begins + chunk < row_pages)
-    base = (page_of(pages, row_pages, row, start, there, CHUNK) * KV + head) * CHUNK
+    has_page = (row >= 0) & (begins + chunk < row_pages)
+    base = (page_of(pages, row_pages, row, start, has_page, CHUNK) * KV + head) * CHUNK
     if TREE:
         trunk = tl.load(before + first, cache_modifier=".cg")
     if PDL:

@@ -1,0 +1,116 @@
+"""The pool of pages: how large it is, who shares it, and what is bounded beside it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch")
+pytest.importorskip("triton")
+pytest.importorskip("transformers")
+
+from interpreting import IN_INTERPRETER  # noqa: E402
+from tiny import build  # noqa: E402
+
+import forerun as fr  # noqa: E402
+from forerun.gpu import forward, pool, storage  # noqa: E402
+from forerun.gpu.model import GpuModel  # noqa: E402
+from forerun.gpu.pool import ON_HOST, Pool, room_for  # noqa: E402
+from forerun.gpu.storage import Recent  # noqa: E402
+from forerun.loading.lean_pass import memory_of  # noqa: E402
+
+pytestmark = IN_INTERPRETER
+GIB = 2**30
+TEXT = [(7 * place * place + 3) % 40 for place in range(60)]
+
+
+def test_how_much_of_a_device_is_filled(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A share or an amount counts what the process has already, and what others have."""
+    monkeypatch.setattr(pool, "SHARE", 0.5)
+    monkeypatch.setattr(pool, "SPARED", 1 / 32)
+    assert room_for(None, 40 * GIB, 64 * GIB, 24 * GIB) == 20 * GIB
+    assert room_for(0.75, 40 * GIB, 64 * GIB, 24 * GIB) == 24 * GIB
+    assert room_for(40 * GIB, 40 * GIB, 64 * GIB, 24 * GIB) == 16 * GIB
+    assert room_for(1.0, 30 * GIB, 64 * GIB, 24 * GIB) == 28 * GIB  # another process has 10
+    assert room_for(0.25, 40 * GIB, 64 * GIB, 24 * GIB) == 0
+    with pytest.raises(fr.InputError, match=r"80\.0 GiB, where there are 64\.0 GiB"):
+        room_for(80 * GIB, 40 * GIB, 64 * GIB, 24 * GIB)
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        ("0.9", 0.9),
+        (0.5, 0.5),
+        ("1", 1.0),
+        ("40GiB", 40 * GIB),
+        ("512 MiB", GIB // 2),
+        (None, None),
+    ],
+)
+def test_how_memory_is_said(given: Any, expected: Any) -> None:
+    memory = memory_of(given)
+    assert memory == expected
+    assert type(memory) is type(expected)
+    assert memory_of(None) is None
+
+
+def angles(count: int) -> Any:
+    return torch.zeros((2, 1, count, 8))
+
+
+def test_models_that_were_started_are_given_as_many_pages_each() -> None:
+    weights = GpuModel(build())._weights
+    first, second, late = (Pool(weights, angles, 40_000) for _ in range(3))
+    for one in (first, second):
+        one.start()
+    assert first.num_unused == ON_HOST - 1
+    assert second.num_pages == first.num_pages
+    assert late.num_pages == 0
+    keys = first.tensors[0]
+    assert keys.shape == (1, ON_HOST, 1, forward.CHUNK, 16)
+    owner = torch.nn.Linear(1, 1)
+    part = first.part(owner, [(1, forward.CHUNK, 4)])
+    assert part.tensors[0].shape == (1, ON_HOST, forward.CHUNK, 4)
+    assert first.part(owner, []) is part
+
+
+def test_a_trial_does_not_make_the_pool_that_stays() -> None:
+    model = GpuModel(build())
+    trial = model.on_trial()
+    trial.score(trial.start(1), [0], [TEXT], [1])
+    assert trial._pass.pool.num_pages > 0 == model._pass.pool.num_pages
+
+
+def test_attention_without_room_for_its_chunks_has_the_same_bits(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """One program then goes through all chunks; trees have scratch of their own."""
+    monkeypatch.setattr(forward, "CHUNK", 16)
+    monkeypatch.setattr(forward, "BLOCK_KEYS", 16)
+    model, logits = build(num_hidden_layers=2), []
+    for is_small in (False, True):
+        target = GpuModel(model).on_trial()
+        rows = target.start(1)
+        if is_small:
+            weights = target._weights
+            rows.storage._attention = forward.AttentionScratch(weights, 1, 64)
+        target.score(rows, [0], [TEXT[:50]], [1])
+        target.commit(rows, [0], [50])
+        part = [target.score(rows, [0], [TEXT[50:53]], [3])[0].clone()]
+        target.commit(rows, [0], [3])
+        tree = target.score(rows, [0], [[5, 6, 7]], [3], [[-1, -1, 1]])[0]
+        logits.append(torch.cat([*part, tree]))
+    assert torch.equal(*logits)
+
+
+def test_what_was_used_last_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(storage, "MOST_CAPTURED", 2)
+    kept = Recent()
+    kept.keep("a", 1)
+    kept.keep("b", 2)
+    assert kept.recall("a") == 1
+    kept.keep("c", 3)
+    assert [*kept] == ["a", "c"]
+    assert kept.recall("b") is None

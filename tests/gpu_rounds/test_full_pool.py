@@ -1,0 +1,117 @@
+"""Captured rounds, in the interpreter, on a pool that is too small for all requests at once."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch")
+pytest.importorskip("triton")
+pytest.importorskip("transformers")
+
+from interpreting import IN_INTERPRETER  # noqa: E402
+from tiny import build, noisy_copy  # noqa: E402
+
+import forerun as fr  # noqa: E402
+from forerun import rules  # noqa: E402
+from forerun.drafters import Model  # noqa: E402
+from forerun.engine.answer_options import AnswerOptions  # noqa: E402
+from forerun.engine.engine import Engine  # noqa: E402
+from forerun.generation.intake import make_request  # noqa: E402
+from forerun.gpu import forward  # noqa: E402
+from forerun.gpu.model import GpuModel  # noqa: E402
+from forerun.gpu_rounds.choosing import executor_of  # noqa: E402
+from forerun.gpu_rounds.executor import Captured  # noqa: E402
+
+pytestmark = IN_INTERPRETER
+PROMPTS = [[(7 * place * place + shift) % 40 for place in range(14)] for shift in (1, 2, 3)]
+SAMPLING = fr.Sampling(temperature=0.8, seed=3)
+
+
+@pytest.fixture(autouse=True)
+def small_pages(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of 16 tokens; texts of 17 tokens and what is drafted after them need a fourth."""
+    monkeypatch.setattr(forward, "CHUNK", 16)
+    monkeypatch.setattr(forward, "BLOCK_KEYS", 16)
+    monkeypatch.setattr("forerun.engine.seats.FIRST", 2)
+
+
+def with_pages(model: GpuModel, count: int, monkeypatch: pytest.MonkeyPatch) -> GpuModel:
+    monkeypatch.setattr("forerun.gpu.model.TRIAL_PAGES", count)
+    return model.on_trial()
+
+
+@pytest.mark.parametrize(
+    ("pages", "num_new"),
+    [
+        (None, 4),
+        pytest.param(64, 8, marks=pytest.mark.slow),
+        pytest.param(5, 8, marks=pytest.mark.slow),
+    ],
+    ids=["plain", "drafted", "drafted, with pages for one"],
+)
+def test_texts_are_those_alone(
+    pages: int | None, num_new: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two rows fit until their texts grow; the others wait, and one goes back to the queue."""
+    model = build()
+    roomy = with_pages(GpuModel(model), 64, monkeypatch)
+    full = with_pages(GpuModel(model), 8, monkeypatch)
+    drafter = None
+    if pages is not None:
+        draft = with_pages(GpuModel(noisy_copy(model, 0.15)), pages, monkeypatch)
+        drafter = Model(draft)
+    engine = Engine(
+        full, executor_of=executor_of, drafter=drafter, num_rows=3, draft_length=2,
+        rule=rules.get("match"),
+    )  # fmt: skip
+    assert type(engine._executor) is Captured
+    requests = []
+    for prompt in PROMPTS:
+        asked = AnswerOptions(SAMPLING, max_new_tokens=num_new, ignore_eos=True)
+        requests.append(make_request(full, prompt, asked))
+        engine.submit(requests[-1])
+    while engine.busy:
+        engine.step()
+    if drafter is not None:
+        assert sum(request.stats.drafted for request in requests) > 0
+    assert sum(request.stats.preemptions for request in requests) > 0
+    assert not any(request.stats.notes for request in requests)
+    engine.close()
+    alone: Any = fr.generate(
+        roomy, PROMPTS, drafter=None, sampling=SAMPLING, max_new_tokens=num_new, ignore_eos=True
+    )
+    assert [request.output for request in requests] == [answer.tokens for answer in alone]
+
+
+def test_texts_of_an_engine_that_rests_make_room_for_another(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Both have rows of one model: what the first still stores is given up, oldest first."""
+    full = with_pages(GpuModel(build()), 8, monkeypatch)
+    first, second = (
+        Engine(
+            full, executor_of=executor_of, drafter=None, num_rows=2, draft_length=0,
+            rule=rules.get("match"),
+        )
+        for _ in range(2)
+    )  # fmt: skip
+    texts = []
+    for engine in (first, second, first):
+        requests = []
+        for prompt in PROMPTS[:2]:
+            asked = AnswerOptions(SAMPLING, max_new_tokens=1, ignore_eos=True)
+            requests.append(make_request(full, prompt, asked))
+            engine.submit(requests[-1])
+        while engine.busy:
+            engine.step()
+        texts.append([request.output for request in requests])
+        assert not any(request.stats.preemptions for request in requests)
+    assert texts[0] == texts[1] == texts[2]
+
+
+def test_a_prompt_longer_than_the_pool_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    full = with_pages(GpuModel(build()), 8, monkeypatch)
+    with pytest.raises(fr.InputError, match=r"100 tokens, where 79 fit.*--gpu-memory"):
+        fr.generate(full, list(range(10)) * 10, drafter=None, max_new_tokens=1)
