@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import random
+import threading
+from collections import Counter
+from contextlib import suppress
 from typing import Any
 
 import pytest
@@ -16,7 +20,14 @@ from tiny import build  # noqa: E402
 import forerun as fr  # noqa: E402
 from forerun.gpu import forward, pool, storage  # noqa: E402
 from forerun.gpu.model import GpuModel  # noqa: E402
-from forerun.gpu.pool import ON_HOST, Pool, room_for  # noqa: E402
+from forerun.gpu.pool import (  # noqa: E402
+    LOCK,
+    ON_HOST,
+    DeviceMemoryError,
+    DevicePages,
+    Pool,
+    room_for,
+)
 from forerun.gpu.storage import Recent  # noqa: E402
 from forerun.loading.lean_pass import memory_of  # noqa: E402
 
@@ -74,6 +85,74 @@ def test_models_that_were_started_are_given_as_many_pages_each() -> None:
     part = first.part(owner, [(1, forward.CHUNK, 4)])
     assert part.tensors[0].shape == (1, ON_HOST, forward.CHUNK, 4)
     assert first.part(owner, []) is part
+
+
+def test_pages_belong_to_one_row_or_to_rows_that_began_alike() -> None:
+    """Random rows of two engines in two threads, which take, share, copy, rest and give back."""
+    pool = Pool(GpuModel(build())._weights, angles, 4000, given=40)
+    engines = [DevicePages(pool, 6) for _ in range(2)]
+    failures: list[BaseException] = []
+
+    class Rows:
+        def __init__(self, pages: DevicePages) -> None:
+            self.pages, self.lengths = pages, [0] * 6
+
+        def release(self, row: int) -> None:
+            self.lengths[row] = 0
+            self.pages.cut(row, 0)
+
+    def play(number: int) -> None:
+        drawn, rows = random.Random(number), Rows(engines[number])
+        try:
+            for _ in range(400):
+                row, other = drawn.sample(range(6), 2)
+                action = drawn.choice(("grow", "grow", "share", "cut", "rest", "release"))
+                if action == "grow":
+                    with suppress(DeviceMemoryError), LOCK:
+                        begin = rows.lengths[row]
+                        end = begin + drawn.randrange(1, 500)
+                        rows.pages.reserve(row, begin, end)
+                        rows.lengths[row] = end
+                elif action == "share":
+                    with LOCK:
+                        length = drawn.randint(0, rows.lengths[other])
+                        rows.pages.share(rows.pages.of_row(other, length), row)
+                        rows.lengths[row] = length
+                elif action == "cut":
+                    with LOCK:
+                        rows.lengths[row] = drawn.randint(0, rows.lengths[row])
+                        rows.pages.cut(row, rows.lengths[row])
+                elif action == "rest":
+                    rows.pages.rest(row, rows)
+                else:
+                    rows.release(row)
+        except BaseException as error:
+            failures.append(error)
+        kept.append(rows)
+
+    kept: list[Rows] = []
+    threads = [threading.Thread(target=play, args=(number,)) for number in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not failures
+    held = Counter[int]()
+    for pages in engines:
+        for row in range(6):
+            numbers = [page.number for page in pages.of_row(row, 4000)]
+            assert pages.table[row, : len(numbers)].tolist() == numbers
+            assert not pages.table[row, len(numbers) :].any()
+            held.update(numbers)
+            assert all(page.num_holders > 0 for page in pages.of_row(row, 4000))
+    holders = {page.number: page.num_holders for pages in engines for row in range(6)
+               for page in pages.of_row(row, 4000)}  # fmt: skip
+    assert holders == held
+    assert 0 not in held
+    assert len(held) + pool.num_unused == 39
+    for pages in engines:
+        pages.clear()
+    assert pool.num_unused == 39
 
 
 def test_a_trial_does_not_make_the_pool_that_stays() -> None:

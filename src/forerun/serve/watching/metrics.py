@@ -123,6 +123,9 @@ class Families:
         self.whole = histogram("e2e_request_latency_seconds", "From arrival to the end.", WHOLE)
         self.prompt_tokens = counter("prompt_tokens", "Tokens of prompts.", "owner")
         self.reused = counter("prompt_tokens_reused", "Tokens of prompts that were known already.")
+        self.preemptions = counter(
+            "preemptions", "Times that a request was sent back to the queue for want of memory."
+        )
         self.given_out = counter("generation_tokens", "Tokens of answers.", "owner")
         self.requests = counter("requests", "Requests that were read.", "route", "owner")
         self.finished = counter("request_success", "Answers by how they ended.", "finished_reason")
@@ -201,6 +204,7 @@ class Metrics(Watcher):
         self._queued = families.queued.labels(model)
         self._whole = families.whole.labels(model)
         self._reused = families.reused.labels(model)
+        self._preemptions = families.preemptions.labels(model)
         self._restarts = families.restarts.labels(model)
 
     def _gauge(self, source: str) -> float:
@@ -293,6 +297,7 @@ class Metrics(Watcher):
                 len(answer.prompt_tokens)
             )
             self._reused.inc(getattr(answer.stats, "num_reused", 0))
+            self._preemptions.inc(getattr(answer.stats, "preemptions", 0))
             self._families.finished.labels(
                 self._model, self._label("finish", answer.finish_reason)
             ).inc()
