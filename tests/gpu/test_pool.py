@@ -25,6 +25,7 @@ from forerun.gpu.pool import (  # noqa: E402
     ON_HOST,
     DeviceMemoryError,
     DevicePages,
+    Paged,
     Pool,
     room_for,
 )
@@ -153,6 +154,26 @@ def test_pages_belong_to_one_row_or_to_rows_that_began_alike() -> None:
     for pages in engines:
         pages.clear()
     assert pool.num_unused == 39
+
+
+def test_a_device_that_another_process_fills_meanwhile(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is free is looked at once more; a drafter that is left without pages is tried later."""
+    weights = GpuModel(build())._weights
+    target, draft = (Pool(weights, angles, 40_000) for _ in range(2))
+    draft.start()
+    sizes, make = iter([90, 50]), Paged.make
+
+    def crowded(self: Paged, num_pages: int) -> None:
+        if num_pages == 90 or self is draft._own:
+            raise DeviceMemoryError("taken")
+        make(self, num_pages)
+
+    monkeypatch.setattr(Paged, "make", crowded)
+    monkeypatch.setattr(pool, "_most_pages", lambda *_: next(sizes, 0))
+    assert target.num_unused == 49
+    assert draft.num_pages == 0
+    with pytest.raises(DeviceMemoryError, match="taken"):
+        draft.make()
 
 
 def test_a_trial_does_not_make_the_pool_that_stays() -> None:

@@ -37,11 +37,6 @@ def small_pages(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("forerun.engine.seats.FIRST", 2)
 
 
-def with_pages(model: GpuModel, count: int, monkeypatch: pytest.MonkeyPatch) -> GpuModel:
-    monkeypatch.setattr("forerun.gpu.model.TRIAL_PAGES", count)
-    return model.on_trial()
-
-
 @pytest.mark.parametrize(
     ("pages", "num_new"),
     [
@@ -51,16 +46,14 @@ def with_pages(model: GpuModel, count: int, monkeypatch: pytest.MonkeyPatch) -> 
     ],
     ids=["plain", "drafted", "drafted, with pages for one"],
 )
-def test_texts_are_those_alone(
-    pages: int | None, num_new: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_texts_are_those_alone(pages: int | None, num_new: int) -> None:
     """Two rows fit until their texts grow; the others wait, and one goes back to the queue."""
     model = build()
-    roomy = with_pages(GpuModel(model), 64, monkeypatch)
-    full = with_pages(GpuModel(model), 8, monkeypatch)
+    roomy = GpuModel(model).on_trial(64)
+    full = GpuModel(model).on_trial(8)
     drafter = None
     if pages is not None:
-        draft = with_pages(GpuModel(noisy_copy(model, 0.15)), pages, monkeypatch)
+        draft = GpuModel(noisy_copy(model, 0.15)).on_trial(pages)
         drafter = Model(draft)
     engine = Engine(
         full, executor_of=executor_of, drafter=drafter, num_rows=3, draft_length=2,
@@ -85,11 +78,9 @@ def test_texts_are_those_alone(
     assert [request.output for request in requests] == [answer.tokens for answer in alone]
 
 
-def test_texts_of_an_engine_that_rests_make_room_for_another(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_texts_of_an_engine_that_rests_make_room_for_another() -> None:
     """Both have rows of one model: what the first still stores is given up, oldest first."""
-    full = with_pages(GpuModel(build()), 8, monkeypatch)
+    full = GpuModel(build()).on_trial(8)
     first, second = (
         Engine(
             full, executor_of=executor_of, drafter=None, num_rows=2, draft_length=0,
@@ -111,7 +102,7 @@ def test_texts_of_an_engine_that_rests_make_room_for_another(
     assert texts[0] == texts[1] == texts[2]
 
 
-def test_a_prompt_longer_than_the_pool_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    full = with_pages(GpuModel(build()), 8, monkeypatch)
+def test_a_prompt_longer_than_the_pool_is_refused() -> None:
+    full = GpuModel(build()).on_trial(8)
     with pytest.raises(fr.InputError, match=r"100 tokens, where 79 fit.*--gpu-memory"):
         fr.generate(full, list(range(10)) * 10, drafter=None, max_new_tokens=1)

@@ -87,11 +87,11 @@ class GpuModel(NotPickled, GpuPass):
         self.scores_trees = True
         self.compute_dtype = str(model.dtype).removeprefix("torch.")
 
-    def on_trial(self) -> GpuModel:
+    def on_trial(self, num_pages: int = TRIAL_PAGES) -> GpuModel:
         """The same model with a few pages of its own: the pool that stays is made when all models
         are there that share the device."""
         other, weights = copy(self), self._weights
-        small = _pool(self.model, weights, TRIAL_PAGES)
+        small = _pool(self.model, weights, num_pages)
         other._pass = DevicePass(weights, self._pass.places, small)
         return other
 
@@ -241,5 +241,4 @@ def _angles(frequencies: Any, factors: list[float], slots: int) -> tuple[Any, An
 def _keep(idle: list[Storage], storage: Storage) -> None:
     """The rows of an engine are gone: the next one may have its storage."""
     storage.pages.clear()
-    with LOCK:
-        idle.append(storage)
+    idle.append(storage)  # without a lock: this may run wherever garbage is collected

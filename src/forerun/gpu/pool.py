@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import gc
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from math import prod
 from threading import RLock
@@ -151,16 +152,23 @@ class Pool:
             pools = [self, *(pool for pool in others if pool is not self)]
             said = [pool.memory for pool in pools if pool.memory is not None]
             page_bytes = sum(pool.page_bytes for pool in pools)
-            most = _most_pages(self.device, page_bytes, said[0] if said else None)
-            for pool in pools:
+            for is_again in (False, True):  # another process may have been quicker
+                most = _most_pages(self.device, page_bytes, said[0] if said else None)
                 try:
-                    pool._make(min(most, 1 + MOST_ROWS * pool.longest // pool.size))
+                    self._make(most)
+                    break
                 except DeviceMemoryError:
-                    if pool is self:
+                    if is_again:
                         raise
+            for pool in pools:
+                if pool is not self:
+                    with suppress(DeviceMemoryError):  # it is tried again when it is needed
+                        pool._make(most)
                 _STARTED.discard(pool)
 
     def _make(self, num_pages: int) -> None:
+        """With so many pages, or as many as all rows of an engine can have."""
+        num_pages = min(num_pages, 1 + MOST_ROWS * self.longest // self.size)
         for part in (self._own, *self._others.values()):
             part.make(num_pages)
         self.num_positions = min(self.longest, num_pages * self.size)

@@ -36,6 +36,9 @@ MANY = 64
 """Lanes that are added at once where they are more than the tokens of a narrow pass."""
 SHORT = 1024
 """Tokens of a text up to which rounds are captured for the longest that may come."""
+FEW_TOKENS = 4096
+"""Of all rows together, for which rounds are captured at least: so calls with short texts share
+them."""
 MOST_SECONDS = 10.0
 """After which no smaller size of round is captured beforehand; it is then not used on that
 storage."""
@@ -105,7 +108,8 @@ class Captures:
 
     def num_chunks(self, longest: int) -> int:
         """Chunks of attention for texts of this length."""
-        return num_chunks(max(longest, min(self._state.capacity or SHORT, SHORT)))
+        usual = max(self._state.capacity or SHORT, FEW_TOKENS // len(self._state.lengths))
+        return num_chunks(max(longest, min(usual, SHORT)))
 
     def lanes(self, size: int) -> Lanes:
         storage = self._state.storage
