@@ -18,6 +18,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 from forerun.gpu import weights as gpu_weights
 from forerun.lean import weights as lean_weights
+from forerun.loading.stored_formats import FORMATS
 from forerun.models.families import FAMILIES, form_of
 
 PAGE = Path(__file__).parents[1] / "docs" / "models.md"
@@ -66,7 +67,15 @@ def families() -> list[Sequence[str]]:
     return rows
 
 
-TABLES = {"families": families}
+def formats() -> list[Sequence[str]]:
+    """Every format of few bits in a checkpoint, by its name in quantization_config."""
+    rows: list[Sequence[str]] = [("quantization_config", "weights", "CPU pass", "GPU pass")]
+    for name, what in FORMATS.items():
+        rows.append((f"`{name}`", what, "written out", "in their own bits"))
+    return rows
+
+
+TABLES = {"families": families, "formats": formats}
 
 
 def markdown(rows: Sequence[Sequence[str]]) -> str:

@@ -1,10 +1,11 @@
 """Triton's interpreter, repaired where the kernels of the pass need it.  Import this before them.
 
-Both repairs are of the interpreter alone; compiled kernels do not know of them.
+The repairs are of the interpreter alone; compiled kernels do not know of them.
 
 - Loops in a kernel run over `range`, whose ends may be tensors.  The interpreter turns them into
   integers with `int(array)`, which NumPy 2.4 refuses for arrays of one element.
 - The interpreter holds bfloat16 numbers as 16-bit integers, and `dot` multiplies these integers.
+- It cuts float32 numbers off where it makes bfloat16 ones of them, which a device rounds.
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ IN_INTERPRETER = [
     pytest.mark.filterwarnings("ignore::RuntimeWarning:interpreting"),
 ]
 _patch_tensor = interpreter._patch_lang_tensor
+_cast = interpreter.InterpreterBuilder.cast_impl
 
 
 def _patch_tensor_with_index(tensor: Any, scope: Any) -> None:
@@ -38,6 +40,17 @@ def _floats(handle: Any) -> Any:
     if handle.dtype.scalar == tl.bfloat16:
         return (handle.data.astype(np.uint32) << 16).view(np.float32)
     return handle.data
+
+
+def _rounding_cast(self: Any, source: Any, kind: Any) -> Any:
+    if (source.dtype.scalar, kind.scalar) == (tl.float32, tl.bfloat16):
+        bits = source.data.view(np.uint32)
+        rounded = (bits + 0x7FFF + (bits >> 16 & 1)) >> 16
+        rounded = np.where(np.isnan(source.data), 0x7FC0, rounded).astype(np.uint16)
+        return interpreter.TensorHandle(rounded, tl.bfloat16)
+    if (source.dtype.scalar, kind.scalar) == (tl.bfloat16, tl.float32):
+        return interpreter.TensorHandle(_floats(source), tl.float32)
+    return _cast(self, source, kind)
 
 
 def _dot(self: Any, a: Any, b: Any, total: Any, *precision: Any) -> Any:
@@ -64,3 +77,4 @@ def chained_dots(monkeypatch: pytest.MonkeyPatch) -> None:
 
 interpreter._patch_lang_tensor = _patch_tensor_with_index
 interpreter.InterpreterBuilder.create_dot = _dot
+interpreter.InterpreterBuilder.cast_impl = _rounding_cast

@@ -80,8 +80,8 @@ def test_bulk_copies_bring_the_same_numbers(monkeypatch: pytest.MonkeyPatch) -> 
     expected = fed(target, [210])
     wanted = []
 
-    def operands(source: Any, matrix: Any, how: Any, num_tokens: int) -> dict[str, Any]:
-        wanted.append(found := given(source, matrix, how, num_tokens))
+    def operands(*asked: Any) -> dict[str, Any]:
+        wanted.append(found := given(*asked))
         return found
 
     given = forward.operands

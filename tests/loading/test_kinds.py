@@ -55,7 +55,7 @@ def test_few_bits_without_their_library(tmp_path: Path) -> None:
         pytest.skip("the library is there")
     Architecture("llama", "").build().save_pretrained(tmp_path)
     about = json.loads((tmp_path / "config.json").read_text())
-    about["quantization_config"] = {"quant_method": "gptq", "bits": 4}
+    about["quantization_config"] = {"quant_method": "gptq", "bits": 3}
     (tmp_path / "config.json").write_text(json.dumps(about))
     with pytest.raises(MissingExtraError, match=r"GPTQ.*Install it with: pip install optimum$"):
         fr.load(str(tmp_path))

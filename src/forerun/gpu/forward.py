@@ -16,6 +16,7 @@ import triton
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 from forerun.gpu.experts import ExpertScratch, queue_experts
+from forerun.gpu.formats import SHARING, operand
 from forerun.gpu.kernels.attention import attend, attend_whole
 from forerun.gpu.kernels.layers import (
     PARTIAL,
@@ -24,11 +25,13 @@ from forerun.gpu.kernels.layers import (
     head,
     queries_keys_values,
 )
+from forerun.gpu.kernels.products import write_out
 from forerun.gpu.kernels.whole_rows import add_rows, embed, final_norm, turn
-from forerun.gpu.tiles import Tile, chosen, tile
+from forerun.gpu.tiles import MOST_PACKED, Tile, packed_tile, tile
 from forerun.gpu.weights import Layer, Weights
 from forerun.kernels.early_launch import dependent_launch
 from forerun.models.families import Form
+from forerun.models.packed import NUMBERS, Packed
 
 MOST_TOKENS = 1024  # in one pass
 MOST_OF_ROUND = 512  # in the pass of a captured round
@@ -45,6 +48,7 @@ RESERVED = 2048  # bytes of it that tiles leave alone
 ATTENTION_WARPS, ATTENTION_STAGES, WHOLE_STAGES = 4, 3, 2
 ARENA = 64  # part of a device's memory that the chunks of attention may have between them
 ALIGNED = 16  # bytes, of rows that bulk copies read
+WRITTEN_ROWS = 16  # of a packed matrix that a program writes out
 
 
 class PassShape(NamedTuple):
@@ -157,6 +161,7 @@ class Scratch:
         self.queries = empty(num_tokens, width)
         self.mixed = empty(num_tokens, width)
         self.inner = empty(num_tokens, weights.inner)
+        self.matrix = empty(weights.largest_packed)  # one that is written out
         self.experts = ExpertScratch(weights.layers, num_tokens, self.x)
 
 
@@ -230,18 +235,55 @@ def has_bulk_copies(device: Any) -> bool:
     return device.type == "cuda" and bool(torch.cuda.get_device_capability(device) >= (9, 0))
 
 
-def operands(source: Any, matrix: Any, how: Tile, num_tokens: int) -> dict[str, Any]:
+def operands(
+    source: Any, matrix: Any, how: Tile, num_tokens: int, are_rows_even: bool = True
+) -> dict[str, Any]:
     """The operands x and w of a product: tensor descriptors (BULK) where several large tiles of
-    tokens meet the same weights, which the copy engine then brings sooner than threads do."""
+    tokens meet the same weights, which the copy engine then brings sooner than threads do.
+
+    are_rows_even: see `forerun.gpu.formats.operand`.
+    """
+    plain = {"x": source, "BULK": False, **operand(matrix, are_rows_even)}
     is_bulk = how.rows == NARROW < num_tokens and has_bulk_copies(matrix.device)
+    if isinstance(matrix, Packed):
+        return plain
     strides = (one.stride(0) * one.element_size() for one in (source, matrix))
     if not is_bulk or any(stride % ALIGNED for stride in strides):
-        return {"x": source, "w": matrix, "BULK": False}
+        return plain
     x, w = (
         TensorDescriptor.from_tensor(one, [count, how.depth])
         for one, count in ((source, how.rows), (matrix, how.columns))
     )
-    return {"x": x, "w": w, "BULK": True}
+    return plain | {"x": x, "w": w, "BULK": True}
+
+
+def tile_of(
+    kernel: str, num_tokens: int, matrix: Any, columns: int | None = None,
+    num_outputs: int | None = None,
+) -> Tile:  # fmt: skip
+    """The tile of a product with a matrix; the rest as `forerun.gpu.tiles.tile` has it."""
+    memory = shared_memory(matrix.device)
+    if isinstance(matrix, Packed):
+        about = NUMBERS[matrix.number]
+        return packed_tile(kernel, num_tokens, about, matrix.part, memory, columns, num_outputs)
+    return tile(kernel, num_tokens, matrix.shape[1], memory, columns, num_outputs)
+
+
+def written_out(matrix: Any, num_tokens: int, room: Any) -> Any:
+    """The matrix as a product with so many tokens reads it.
+
+    room: what a packed one is written to, where the pass is wide.
+    """
+    if not isinstance(matrix, Packed) or num_tokens <= MOST_PACKED:
+        return matrix
+    num_rows, depth = matrix.shape
+    result = room[: num_rows * depth].view(num_rows, depth)
+    read = operand(matrix, are_rows_even=False)
+    steps = depth // (NUMBERS[matrix.number].parts * matrix.part)
+    write_out[-(-num_rows // WRITTEN_ROWS), steps](
+        y=result, N=num_rows, K=depth, BN=WRITTEN_ROWS, num_warps=4, **read
+    )
+    return result
 
 
 @cache
@@ -276,9 +318,10 @@ def add(
 
     residual, norm, bias: None where there is none.
     """
+    matrix = written_out(matrix, num_tokens, scratch.matrix)
     out, depth = matrix.shape
     device = matrix.device
-    how = tile(kernel, num_tokens, depth, shared_memory(device), num_outputs=out)
+    how = tile_of(kernel, num_tokens, matrix, num_outputs=out)
     add_product[how.grid(num_tokens, out)](
         bias=bias, residual=residual, norm=norm, y=result, normed=scratch.normed,
         squares=scratch.squares, gain=gain, M=num_tokens, N=out, UNIT=unit, K=depth,
@@ -310,7 +353,6 @@ class Kernels:
         device = weights.head.device
         self._weights, self._shape, self._inputs = weights, shape, inputs
         self._cache, self._scratch, self._attention = cache, scratch, attention
-        self._memory = shared_memory(device)
         self._pdl = dependent_launch(device)
         self._early = early
         width = triton.next_power_of_2(weights.hidden)
@@ -360,14 +402,15 @@ class Kernels:
         """The activated gate and up of the MLP, to `scratch.inner`."""
         w, scratch, m = self._weights, self._scratch, self._shape.num_tokens
         inner, (alpha, limit) = layer.down.shape[1], w.form.clamp
-        how = tile("gate_up", m, w.hidden, self._memory, num_outputs=inner)
+        matrix = written_out(layer.gate_up, m, scratch.matrix)
+        how = tile_of("gate_up", m, matrix, num_outputs=inner)
         gate_up[how.grid(m, inner)](
             squares=squares, bias=layer.gate_up_bias, y=scratch.inner, M=m, N=inner,
             eps=w.eps, alpha=alpha, limit=limit, K=w.hidden, P=squares.shape[1],
             BN=how.columns, BK=how.depth, MP=how.rows, MASKED=inner % how.columns != 0,
             BIAS=layer.gate_up_bias is not None, KIND=w.form.activation, num_warps=how.warps,
             num_stages=how.stages,
-            **operands(source, layer.gate_up, how, m), **self._pdl,
+            **operands(source, matrix, how, m, inner % SHARING == 0), **self._pdl,
         )  # fmt: skip
 
     def _add(
@@ -435,26 +478,31 @@ class Kernels:
         """Queries, keys and values of a layer; keys and values to the cache."""
         w, inputs, cache, scratch = self._weights, self._inputs, self._cache, self._scratch
         form, layer, m = w.form, w.layers[number], self._shape.num_tokens
-        keys, values, depth = cache.keys[number], cache.values[number], layer.qkv.shape[1]
+        keys, values = cache.keys[number], cache.values[number]
         table, is_raw = form.layers[number].table, turns_apart(form)
         cos, sin = cache.cos[table or 0], cache.sin[table or 0]
-        half, heads = form.head_size // 2, form.num_heads + 2 * form.num_key_heads
+        half, first = form.head_size // 2, 0
         whole = max(16, int(triton.next_power_of_2(half)))  # columns of a tile at most
-        columns = min(whole, chosen("qkv", m).columns)
-        how = tile("qkv", m, depth, self._memory, columns, heads * half)
-        programs = -(-m // how.rows), heads * -(-half // how.columns)
         pages = {"pages": cache.pages, "width": cache.pages.shape[1]}
         sizes = {"H": form.num_heads, "KV": form.num_key_heads, "HD": form.head_size,
                  "PAGE": keys.shape[2], "TURN": table is not None} | self._pdl | pages  # fmt: skip
-        queries_keys_values[programs](
-            squares=squares, bias=layer.qkv_bias, q=scratch.queries, keys=keys,
-            values=values, raw=scratch.raw, cos=cos, sin=sin, rows=inputs.rows,
-            slots=inputs.slots, positions=inputs.positions, M=m, eps=form.eps, K=depth,
-            P=squares.shape[1], EARLY=self._early, BN=how.columns, BK=how.depth, MP=how.rows,
-            BIAS=layer.qkv_bias is not None, RAW=is_raw,
-            num_warps=how.warps, num_stages=how.stages, **sizes,
-            **operands(source, layer.qkv, how, m),
-        )  # fmt: skip
+        for stored in layer.qkv if isinstance(layer.qkv, tuple) else (layer.qkv,):
+            heads, matrix = (
+                stored.shape[0] // form.head_size,
+                written_out(stored, m, scratch.matrix),
+            )
+            columns = min(whole, tile_of("qkv", m, matrix).columns)
+            how = tile_of("qkv", m, matrix, columns, heads * half)
+            queries_keys_values[-(-m // how.rows), heads * -(-half // how.columns)](
+                squares=squares, bias=layer.qkv_bias, q=scratch.queries, keys=keys, values=values,
+                raw=scratch.raw, cos=cos, sin=sin, rows=inputs.rows, slots=inputs.slots,
+                positions=inputs.positions, M=m, eps=form.eps, K=matrix.shape[1],
+                P=squares.shape[1], EARLY=self._early, BN=how.columns, BK=how.depth, MP=how.rows,
+                BIAS=layer.qkv_bias is not None, RAW=is_raw, FIRST=first, num_warps=how.warps,
+                num_stages=how.stages, **sizes,
+                **operands(source, matrix, how, m, SHARING % half == 0),
+            )  # fmt: skip
+            first += heads
         if is_raw:
             turn[(m, 2)](
                 scratch.raw, layer.head_norms, scratch.queries, keys, cos, sin, inputs.rows,
@@ -472,15 +520,16 @@ class Kernels:
         """
         w, scratch, count = self._weights, self._scratch, self._shape.num_logits
         num_outputs = w.head.shape[0]
-        how = tile("head", count, w.hidden, self._memory, num_outputs=num_outputs)
+        how = tile_of("head", count, w.head, num_outputs=num_outputs)
         picked = self._inputs.picked
         head[how.grid(count, num_outputs)](
-            scratch.normed, scratch.squares, w.head, logits, picked,
-            picked if columns is None else columns, count, num_outputs, logits.shape[1],
-            w.eps, w.form.logits_scale, w.form.logits_cap, CAPPED=w.form.logits_cap > 0,
-            K=w.hidden, P=scratch.squares.shape[1], BN=how.columns, BK=how.depth, MP=how.rows,
-            MASKED=num_outputs % how.columns != 0, MAPPED=columns is not None, num_warps=how.warps,
-            num_stages=how.stages, **self._pdl,
+            x=scratch.normed, squares=scratch.squares, y=logits, picked=picked,
+            columns=picked if columns is None else columns, M=count, N=num_outputs,
+            width=logits.shape[1], eps=w.eps, gain=w.form.logits_scale, cap=w.form.logits_cap,
+            CAPPED=w.form.logits_cap > 0, K=w.hidden, P=scratch.squares.shape[1], BN=how.columns,
+            BK=how.depth, MP=how.rows, MASKED=num_outputs % how.columns != 0,
+            MAPPED=columns is not None, num_warps=how.warps, num_stages=how.stages,
+            **operand(w.head), **self._pdl,
         )  # fmt: skip
 
 

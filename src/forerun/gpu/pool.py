@@ -94,7 +94,7 @@ class Pool:
         self.size = forward.CHUNK  # slots of a page
         self.longest = -(-(longest + SLACK) // self.size) * self.size  # with what is drafted
         self.num_pages = self.num_positions = 0
-        self._rotary, self._like, self._given = rotary, weights.head, given
+        self._rotary, self._like, self._given = rotary, weights.norm, given
         size = weights.form.num_key_heads, self.size, weights.form.head_size
         self._own = Paged([(len(weights.layers), *size)] * 2, self._like)
         self._others: WeakKeyDictionary[Any, Paged] = WeakKeyDictionary()

@@ -10,6 +10,8 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+from forerun.models.packed import Number
+
 BYTES = 2  # of a weight
 FEWEST_ROWS = 16  # of a tensor-core product
 SHORTEST = 32  # steps
@@ -74,12 +76,34 @@ TILES: dict[str, dict[int, Tile]] = {
 }
 """By kernel, then by the most tokens of a pass."""
 
+PACKED_TILES: dict[int, dict[str, dict[int, Tile]]] = {
+    8: {
+        "qkv": {32: Tile(32, 0, 4, 6), 64: Tile(32, 0, 4, 3), 128: Tile(64, 0, 4, 3)},
+        "out": {32: Tile(32, 0, 4, 4), 64: Tile(64, 0, 4, 3), 128: Tile(64, 0, 4, 3)},
+        "gate_up": {32: Tile(32, 0, 2, 3), 64: Tile(64, 0, 4, 3), 128: Tile(64, 0, 8, 3)},
+        "down": {32: Tile(64, 0, 4, 4), 64: Tile(64, 0, 4, 3), 128: Tile(64, 0, 4, 3)},
+        "head": {32: Tile(64, 0, 4, 3), 128: Tile(64, 0, 4, 3)},
+    },
+    4: {
+        "qkv": {32: Tile(16, 0, 4, 3), 64: Tile(32, 0, 4, 3), 128: Tile(64, 0, 4, 2)},
+        "out": {32: Tile(32, 0, 4, 3), 64: Tile(64, 0, 4, 3), 128: Tile(64, 0, 4, 2)},
+        "gate_up": {32: Tile(32, 0, 4, 2), 64: Tile(64, 0, 4, 2), 128: Tile(64, 0, 8, 2)},
+        "down": {32: Tile(32, 0, 4, 6), 64: Tile(64, 0, 4, 3), 128: Tile(64, 0, 4, 2)},
+        "head": {32: Tile(64, 0, 4, 3), 128: Tile(64, 0, 4, 2)},
+    },
+}
+"""Those of matrices of few bits: by bits of a number, kernel and most tokens.  A step is as deep as
+the inputs whose numbers lie in the words of one part."""
+
 
 PAIRED = ("qkv", "gate_up")
 """Kernels that read two matrices at once."""
 FEWEST_PROGRAMS = 64
 """A product of a small model is cut narrower, as long as it makes fewer programs: one alone does
 not read at the speed of memory."""
+MOST_PACKED = 128
+"""Tokens of a pass that multiplies packed matrices as they are.  A longer one writes each out
+before: its tiles of tokens would all unpack the same weights."""
 NARROWEST, MOST_NARROWED = 16, 64
 """The fewest columns of a tile, and the most tokens of a pass whose tiles are narrowed."""
 
@@ -104,13 +128,7 @@ def tile(
     num_columns: instead of those of the table.  A step that divides the inputs spares the masks.
     num_outputs: of the product, where its tiles may be narrower than that.
     """
-    made = chosen(kernel, num_tokens)
-    if num_columns is not None:
-        made = made._replace(columns=num_columns)
-    while num_outputs and num_tokens <= MOST_NARROWED and made.columns > NARROWEST:
-        if num_outputs > (FEWEST_PROGRAMS - 1) * made.columns:
-            break
-        made = made._replace(columns=made.columns // 2, warps=max(2, made.warps // 2))
+    made = _narrowed(chosen(kernel, num_tokens), num_tokens, num_columns, num_outputs)
     width = made.columns * (2 if kernel in PAIRED else 1) + made.rows
     while made.stages * width * made.depth * BYTES > memory and made.depth > SHORTEST:
         if made.stages > FEWEST_STAGES:
@@ -121,3 +139,42 @@ def tile(
         if step <= made.depth and depth % step == 0:
             return made._replace(depth=step)
     return made._replace(depth=min(made.depth, 64))
+
+
+def packed_tile(
+    kernel: str,
+    num_tokens: int,
+    about: Number,
+    part: int,
+    memory: int,
+    num_columns: int | None = None,
+    num_outputs: int | None = None,
+) -> Tile:
+    """The same for a matrix of such numbers, in parts of so many inputs."""
+    table = PACKED_TILES[8 if about.bits == 8 else 4][kernel]
+    most = min(most for most in table if most >= num_tokens)
+    made = table[most]._replace(rows=padded(num_tokens), depth=about.parts * part)
+    made = _narrowed(made, num_tokens, num_columns, num_outputs)
+    columns = made.columns * (2 if kernel in PAIRED else 1)
+    step = (columns * about.words + made.rows * about.parts) * part * BYTES
+    while made.stages * step > memory and made.stages > 2:
+        made = made._replace(stages=made.stages - 1)
+    return made
+
+
+def padded(num_tokens: int) -> int:
+    """Rows of a tile of so many tokens."""
+    return max(FEWEST_ROWS, 1 << (num_tokens - 1).bit_length())
+
+
+def _narrowed(
+    made: Tile, num_tokens: int, num_columns: int | None, num_outputs: int | None
+) -> Tile:
+    """A tile with other columns, or with fewer where it would make few programs."""
+    if num_columns is not None:
+        made = made._replace(columns=num_columns)
+    while num_outputs and num_tokens <= MOST_NARROWED and made.columns > NARROWEST:
+        if num_outputs > (FEWEST_PROGRAMS - 1) * made.columns:
+            break
+        made = made._replace(columns=made.columns // 2, warps=max(2, made.warps // 2))
+    return made

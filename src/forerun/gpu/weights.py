@@ -24,6 +24,7 @@ from forerun.models.families import (
     router,
     why_unserved,
 )
+from forerun.models.packed import Packed, PackedLinear, bytes_of, stacked
 
 OLDEST = (8, 0)
 """Compute capability from which tensor cores multiply bfloat16."""
@@ -78,7 +79,7 @@ class ExpertWeights(NamedTuple):
 class Layer(NamedTuple):
     """One layer; matrices are (out, in).  What a layer has not is None."""
 
-    qkv: Any
+    qkv: Any  # or three, of queries, keys and values, where they are stored in several formats
     out: Any
     gate_up: Any = None  # with experts there is none
     down: Any = None
@@ -122,9 +123,20 @@ class Weights(NamedTuple):
     @property
     def num_bytes(self) -> int:
         """Read in a pass of one token: all but the embedding and experts that it does not ask."""
-        matrices = [m for layer in self.layers for m in layer[:4] if m is not None] + [self.head]
         experts = [layer.experts.num_bytes for layer in self.layers if layer.experts is not None]
-        return sum(int(m.numel() * m.element_size()) for m in matrices) + sum(experts)
+        return sum(map(bytes_of, [*self._matrices, self.head])) + sum(experts)
+
+    @property
+    def largest_packed(self) -> int:
+        """Weights of the largest matrix of few bits in a layer; 0 if there is none."""
+        packed = [matrix.shape for matrix in self._matrices if isinstance(matrix, Packed)]
+        return max((rows * depth for rows, depth in packed), default=0)
+
+    @property
+    def _matrices(self) -> list[Any]:
+        found = [matrix for layer in self.layers for matrix in layer[:4] if matrix is not None]
+        several = ([each] if not isinstance(each, tuple) else each for each in found)
+        return [matrix for matrices in several for matrix in matrices]
 
 
 def unfit(model: Any) -> str:
@@ -152,7 +164,9 @@ def take(model: Any) -> Weights:
 
 def places(model: Any) -> tuple[int, ...]:
     """Where the parameters of a model lie: other places are other weights."""
-    return tuple(parameter.data_ptr() for parameter in model.parameters())
+    found = [parameter.data_ptr() for parameter in model.parameters()]
+    packed = (module.weight for module in model.modules() if isinstance(module, PackedLinear))
+    return (*found, *(matrix.words.data_ptr() for matrix in packed))
 
 
 def _take(model: Any) -> Weights:
@@ -161,7 +175,7 @@ def _take(model: Any) -> Weights:
     return Weights(
         layers=tuple(map(partial(_layer, form.family), model.model.layers, form.layers)),
         embedding=embedding,
-        head=model.lm_head.weight.data,
+        head=_matrix([model.lm_head.weight]),
         norm=model.model.norm.weight.data,
         form=replace(form, embedding_scale=float(scale)),
     )
@@ -176,7 +190,7 @@ def _layer(family: Family, layer: Any, form: LayerForm) -> Layer:
     head_norms = None
     if hasattr(attention, "q_norm"):
         head_norms = _fused([attention.q_norm.weight, attention.k_norm.weight])
-    matrices = [_fused([module.weight for module in part]) if part else None for part in parts]
+    matrices = [_matrix([module.weight for module in part]) if part else None for part in parts]
     sinks, biases = getattr(attention, "sinks", None), map(_biases, parts)
     experts = None if form.experts is None else _experts(layer.mlp, form.experts)
     return Layer._make([*matrices, *before, *after, head_norms, sinks, *biases, experts])
@@ -214,6 +228,20 @@ def _biases(modules: Sequence[Any]) -> Any:
     if not modules or modules[0].bias is None:
         return None
     return _fused([module.bias for module in modules])
+
+
+def _matrix(parts: Sequence[Any]) -> Any:
+    """The matrices of one product below one another; as they are, where they are of several
+    formats."""
+    packed = [part for part in parts if isinstance(part, Packed)]
+    if not packed:
+        return _fused(parts)
+    if len(packed) == len(parts) and all(part.is_alike(packed[0]) for part in packed):
+        return stacked(packed)
+    if len(parts) == 3:
+        return tuple(part if isinstance(part, Packed) else part.data for part in parts)
+    plain = [part.written_out() if isinstance(part, Packed) else part.data for part in parts]
+    return torch.cat(plain)
 
 
 def _fused(parameters: Sequence[Any]) -> Any:

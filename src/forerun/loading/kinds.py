@@ -48,9 +48,13 @@ def is_adapter(folder: Path) -> bool:
 
 def check_adapter(folder: Path) -> None:
     """Refuse an adapter that cannot be merged here, with what to do."""
+    base = object_in(folder / "adapter_config.json").get("base_model_name_or_path")
+    if "quantization_config" in object_in(Path(str(base)) / "config.json"):
+        wrong = f"The folder holds an adapter (LoRA) for {base}, whose weights have few bits."
+        cure = "Merge it into that model in 16 bits, quantise the result, and name its folder."
+        raise UnsupportedError(explain(wrong, repr(str(folder)), cure))
     if find_spec("peft") is not None:
         return
-    base = object_in(folder / "adapter_config.json").get("base_model_name_or_path")
     wrong = f"The folder holds an adapter (LoRA) for {base or 'another model'}, and no whole model."
     cure = (
         "Merge it (`PeftModel.merge_and_unload`, then `save_pretrained`) and name that folder; or "

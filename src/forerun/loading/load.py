@@ -9,7 +9,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from forerun.base.errors import InputError, explain, meant, warn
+from forerun.base.errors import InputError, UnsupportedError, explain, meant, notice, warn
 from forerun.base.signatures import shown_by
 from forerun.gguf.magic import is_gguf
 from forerun.loading import hub
@@ -42,6 +42,8 @@ SHARED = ("revision", "token", "cache_dir", "local_files_only", "trust_remote_co
 """Arguments that the tokenizer gets too."""
 OWN = ("device", "dtype", "lean", "quantize", "gpu_memory")
 """Arguments of `load` itself."""
+NARROW = ("None", "auto", "bfloat16", "float16")
+"""Precisions in which a GPU multiplies the weights of a GGUF file."""
 OFTEN = ("attn_implementation", "device_map", "gguf_file", "quantization_config", "subfolder")
 """Arguments that often go to `from_pretrained`."""
 
@@ -97,11 +99,17 @@ def load(
             if packed is not None:
                 _tell_numbers(packed, dtype)
                 return _from(packed, is_gguf(source.place))
+    where = device or (usual_device() if quantize is None else None) or "cpu"
+    if not given and lean is not False and str(where).startswith("cuda"):
+        path = at_home(str(name_or_path))
+        if is_gguf(path) and str(dtype).removeprefix("torch.") in NARROW:
+            return _gguf_on_gpu(path, str(name_or_path), where, dtype, lean)
     copied = None if "revision" in shared else local_copy(str(name_or_path))
     is_at_home = str(name_or_path).startswith("~")
     place = copied or (at_home(str(name_or_path)) if is_at_home else name_or_path)
     _check_extra()
     folder = Path(place)
+    config: Mapping[str, Any] = {}
     if folder.is_dir() and not {"subfolder", "config", "gguf_file"} & {*given}:
         config = config_of(folder)
         check_folder(folder)
@@ -114,6 +122,8 @@ def load(
     from transformers import AutoModelForCausalLM
 
     name = str(name_or_path)
+    read: Mapping[str, Any] = {}
+    stored_as = None if given or lean is False else _packed_format(name, config, lean)
     given.setdefault("trust_remote_code", False)  # else a folder with code asks a question
     with told_by_name(name, folder, partial(_refuse_unknown, given=given)), no_loading_bar():
         tokenizer = tokenizer_of(
@@ -121,7 +131,11 @@ def load(
         )
         if is_adapter(folder):
             check_adapter(folder)
-            model, read = merged(folder, dtype=dtype or "auto", **given), {}
+            model = merged(folder, dtype=dtype or "auto", **given)
+        elif stored_as is not None:
+            from forerun.loading.packed_checkpoint import load_packed
+
+            model = load_packed(folder, stored_as, where, dtype)
         else:
             model, read = AutoModelForCausalLM.from_pretrained(
                 place, dtype=dtype or "auto", **{**given, "output_loading_info": True}
@@ -142,6 +156,10 @@ def load(
     loaded.name = name
     chosen = with_pass(loaded, lean, quantize, memory)
     _tell_numbers(chosen, dtype)
+    if stored_as is not None:
+        from forerun.loading.packed_checkpoint import told
+
+        notice(told(chosen, stored_as.name))
     return _from(chosen, copied is not None)
 
 
@@ -152,6 +170,40 @@ def _read(source: Source, name: str, *, is_rounded: bool) -> LeanModel | None:
 
         return load_packed(source, name, is_rounded=is_rounded)
     except ImportError:  # loading the model itself will say what is wrong
+        return None
+
+
+def _gguf_on_gpu(
+    path: Path, name: str, device: Any, dtype: Any, lean: Lean
+) -> HuggingFaceModel | LeanModel | GpuModel:
+    """The model in a GGUF file, in its own bits."""
+    _check_extra()
+    wrapper = huggingface_model()
+    from forerun.loading.packed_checkpoint import told
+    from forerun.loading.packed_gguf import load_gguf
+
+    model, tokenizer = load_gguf(path, device, dtype)
+    loaded = wrapper(model, tokenizer)
+    loaded.name = name
+    chosen = with_pass(loaded, lean)
+    notice(told(chosen, "GGUF blocks"))
+    return _from(chosen, True)
+
+
+def _packed_format(name: str, config: Mapping[str, Any], lean: Lean) -> Any:
+    """The format of few bits in which a folder stores its weights; None if it has none, or one
+    that is left to transformers."""
+    about = config.get("quantization_config")
+    if not isinstance(about, Mapping):
+        return None
+    from forerun.loading.stored_formats import format_of
+
+    try:
+        return format_of(about)
+    except UnsupportedError as error:
+        if lean is True:
+            raise
+        warn(f"{name} is left to transformers: {error}")
         return None
 
 

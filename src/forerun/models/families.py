@@ -15,6 +15,7 @@ from transformers.activations import ACT2FN
 
 from forerun.base.errors import warn
 from forerun.models.attention import layer_kinds
+from forerun.models.packed import PackedLinear
 
 BEFORE = ("input_layernorm", "post_attention_layernorm")
 AROUND = ("input_layernorm", "pre_feedforward_layernorm")
@@ -50,6 +51,7 @@ FAMILIES = {
 }
 """By the name of the class in transformers."""
 
+LINEAR = (torch.nn.Linear, PackedLinear)
 ACTIVATIONS = {"silu": "silu", "gelu_pytorch_tanh": "gelu"}
 # Rotary tables that do not change with the length of the text.
 FIXED_ROPE = ("default", "linear", "llama3", "yarn")
@@ -200,7 +202,7 @@ def _why_changed(model: Any) -> str:
     expected = [m for layer in model.model.layers for part in linear_parts(layer) for m in part]
     linear = [module for module in model.modules() if hasattr(module, "out_features")]
     is_whole = {*map(id, linear)} == {*map(id, expected), id(model.lm_head)}
-    if not is_whole or any(type(module) is not torch.nn.Linear for module in linear):
+    if not is_whole or any(type(module) not in LINEAR for module in linear):
         return "some of its linear layers were replaced"
     if any(module._forward_hooks or module._forward_pre_hooks for module in model.modules()):
         return "hooks on its layers would not be called"

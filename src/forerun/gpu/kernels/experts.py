@@ -15,7 +15,8 @@ import triton
 import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from forerun.gpu.kernels.layers import activated, inverse_rms, products
+from forerun.gpu.kernels.layers import activated, inverse_rms
+from forerun.gpu.kernels.products import products
 
 BLOCK = tl.constexpr(64)
 """Pairs that are put into tiles at once."""

@@ -21,91 +21,13 @@ from __future__ import annotations
 
 import triton
 import triton.language as tl
-from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
+
+from forerun.gpu.kernels.products import tile_products
 
 ONES = tl.constexpr(16)
 """Columns of ones, the fewest that a product can have."""
 PARTIAL = tl.constexpr(16)
 """Columns whose squares are summed at once, for a norm.  Another number gives other bits."""
-
-
-@triton.jit
-def _after_wait(begin):
-    """0, once the kernel before this one has ended.  As a function of the step, it is part of the
-    loop over steps and of the pipeline that reads ahead."""
-    zero = tl.inline_asm_elementwise(
-        "griddepcontrol.wait; mov.u32 $0, 0; // $1",
-        "=r,r",
-        [begin],
-        dtype=tl.int32,
-        is_pure=True,
-        pack=1,
-    )
-    return tl.multiple_of(zero, 16)
-
-
-@triton.jit
-def products(
-    x, at, keep, first, second, inside, K: tl.constexpr, BK: tl.constexpr, MP: tl.constexpr,
-    BN: tl.constexpr, PAIR: tl.constexpr, MASKED: tl.constexpr, PDL: tl.constexpr,
-):  # fmt: skip
-    """x @ first.T, and x @ second.T if PAIR, of one tile.
-
-    x: rows `at` (MP,) of length K, those with `keep`.  If PDL, the kernel before this one may be
-        making it: the first weights are asked for, then that kernel is waited for.
-    first, second: the rows of length K where the tile begins, of which BN follow each other; those
-        with `inside` (BN,) exist.
-    """
-    columns = tl.arange(0, BN)
-    a = tl.zeros((MP, BN), tl.float32)
-    b = tl.zeros((MP, BN), tl.float32)
-    for begin in range(0, K, BK):
-        k = begin + tl.arange(0, BK)
-        rows, weights = keep[:, None], inside[:, None]
-        if K % BK != 0:
-            rows = rows & (k < K)[None, :]
-            weights = weights & (k < K)[None, :]
-        where = columns[:, None] * K + k[None, :]
-        if MASKED or K % BK != 0:
-            wa = tl.load(first + where, mask=weights, other=0.0, eviction_policy="evict_first")
-        else:
-            wa = tl.load(first + where, eviction_policy="evict_first")
-        if PAIR:
-            if MASKED or K % BK != 0:
-                wb = tl.load(second + where, mask=weights, other=0.0, eviction_policy="evict_first")
-            else:
-                wb = tl.load(second + where, eviction_policy="evict_first")
-        made = x + _after_wait(begin) if PDL else x
-        values = tl.load(made + at[:, None] * K + k[None, :], mask=rows, other=0.0)
-        a = tl.dot(values, tl.trans(wa), a)
-        if PAIR:
-            b = tl.dot(values, tl.trans(wb), b)
-    if PDL:
-        gdc_launch_dependents()
-    return a, b
-
-
-@triton.jit
-def bulk_products(
-    x, row, w, first, second, K: tl.constexpr, BK: tl.constexpr, MP: tl.constexpr,
-    BN: tl.constexpr, PAIR: tl.constexpr, PDL: tl.constexpr,
-):  # fmt: skip
-    """The tile of `products` that begins at these rows of x and w, which are tensor descriptors:
-    tiles come by the bulk copy engine, and what lies outside of them is 0."""
-    if PDL:
-        gdc_wait()
-    a = tl.zeros((MP, BN), tl.float32)
-    b = tl.zeros((MP, BN), tl.float32)
-    for begin in range(0, K, BK):
-        values = x.load([row, begin])
-        wa = w.load([first, begin])
-        a = tl.dot(values, wa.T, a)
-        if PAIR:
-            wb = w.load([second, begin])
-            b = tl.dot(values, wb.T, b)
-    if PDL:
-        gdc_launch_dependents()
-    return a, b
 
 
 @triton.jit
@@ -144,7 +66,7 @@ def add_product(
     x, w, bias, residual, norm, y, normed, squares, gain, M, N, UNIT: tl.constexpr,
     K: tl.constexpr, P: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, MP: tl.constexpr,
     MASKED: tl.constexpr, BIAS: tl.constexpr, ADD: tl.constexpr, NORM: tl.constexpr,
-    BULK: tl.constexpr, PDL: tl.constexpr,
+    BULK: tl.constexpr, FORMAT: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """y (M, N) = residual + gain * (x (M, K) @ w (N, K).T + bias), without residual unless ADD,
     and what a norm after it needs, if NORM: y times the norm's weights, and sums of the squares of
@@ -160,15 +82,13 @@ def add_product(
     there = keep[:, None] & inside[None, :]
     if NORM:
         scale = tl.load(norm + n, mask=inside, other=0.0).to(tl.float32) + UNIT
-    if BULK:
-        a, _ = bulk_products(x, row, w, column, column, K, BK, MP, BN, False, PDL)
-        if ADD:
-            before = tl.load(residual + where, mask=there, other=0.0)
-    else:
-        if ADD:
-            before = tl.load(residual + where, mask=there, other=0.0, cache_modifier=".cg")
-        tile = w + tl.cast(column, tl.int64) * K
-        a, _ = products(x, m, keep, tile, tile, inside, K, BK, MP, BN, False, MASKED, PDL)
+    if ADD and not BULK:
+        before = tl.load(residual + where, mask=there, other=0.0, cache_modifier=".cg")
+    a, _ = tile_products(
+        x, row, m, keep, w, column, column, inside, K, BK, MP, BN, False, MASKED, BULK, FORMAT, PDL
+    )
+    if ADD and BULK:
+        before = tl.load(residual + where, mask=there, other=0.0)
     if BIAS:
         a += tl.load(bias + n, mask=inside, other=0.0).to(tl.float32)[None, :]
     if ADD:
@@ -191,15 +111,17 @@ def add_product(
 def head(
     x, squares, w, y, picked, columns, M, N, width, eps, gain, cap, K: tl.constexpr,
     P: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, MP: tl.constexpr, MASKED: tl.constexpr,
-    MAPPED: tl.constexpr, CAPPED: tl.constexpr, PDL: tl.constexpr,
+    MAPPED: tl.constexpr, CAPPED: tl.constexpr, FORMAT: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """Logits y (M, width) of the picked rows of x, normalised; columns: (N,), of y, if MAPPED."""
     n = tl.program_id(1) * BN + tl.arange(0, BN)
     m = tl.program_id(0) * MP + tl.arange(0, MP)
     keep, inside = m < M, n < N
     at = tl.load(picked + m, mask=keep, other=0, cache_modifier=".cg")
-    tile = w + tl.cast(tl.program_id(1) * BN, tl.int64) * K
-    a, _ = products(x, at, keep, tile, tile, inside, K, BK, MP, BN, False, MASKED, PDL)
+    first = tl.program_id(1) * BN
+    a, _ = tile_products(
+        x, 0, at, keep, w, first, first, inside, K, BK, MP, BN, False, MASKED, False, FORMAT, PDL
+    )
     a = a * inverse_rms(squares, at, keep, eps, K, P, MP)[:, None] * gain
     if CAPPED:
         a = capped(a, cap)
@@ -226,19 +148,18 @@ def activated(gate, up, alpha, limit, KIND: tl.constexpr):
 def gate_up(
     x, squares, w, bias, y, M, N, eps, alpha, limit, K: tl.constexpr, P: tl.constexpr,
     BN: tl.constexpr, BK: tl.constexpr, MP: tl.constexpr, MASKED: tl.constexpr,
-    BIAS: tl.constexpr, KIND: tl.constexpr, BULK: tl.constexpr, PDL: tl.constexpr,
+    BIAS: tl.constexpr, KIND: tl.constexpr, BULK: tl.constexpr, FORMAT: tl.constexpr,
+    PDL: tl.constexpr,
 ):  # fmt: skip
     """y (M, N) = activated gate and up, both products of the normalised x with w (2 N, K)."""
     row, column = tl.program_id(0) * MP, tl.program_id(1) * BN
     n = column + tl.arange(0, BN)
     m = row + tl.arange(0, MP)
     keep, inside = m < M, n < N
-    if BULK:
-        gate, up = bulk_products(x, row, w, column, N + column, K, BK, MP, BN, True, PDL)
-    else:
-        tile = w + tl.cast(column, tl.int64) * K
-        other = tile + tl.cast(N, tl.int64) * K
-        gate, up = products(x, m, keep, tile, other, inside, K, BK, MP, BN, True, MASKED, PDL)
+    gate, up = tile_products(
+        x, row, m, keep, w, column, N + column, inside, K, BK, MP, BN, True, MASKED, BULK, FORMAT,
+        PDL,
+    )  # fmt: skip
     scale = inverse_rms(squares, m, keep, eps, K, P, MP)[:, None]
     gate *= scale
     up *= scale
@@ -272,31 +193,31 @@ def queries_keys_values(
     eps, K: tl.constexpr, P: tl.constexpr, H: tl.constexpr, KV: tl.constexpr, HD: tl.constexpr,
     PAGE: tl.constexpr, EARLY: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
     MP: tl.constexpr, BIAS: tl.constexpr, TURN: tl.constexpr, RAW: tl.constexpr,
-    BULK: tl.constexpr, PDL: tl.constexpr,
+    FIRST: tl.constexpr, BULK: tl.constexpr, FORMAT: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """Queries to q (M, H * HD); keys and values to the cache (pages, KV, PAGE, HD).
 
     A program makes the dimensions d and d + HD / 2 of one head, which rotary embedding mixes if
     TURN.  If RAW, queries and keys go to raw (M, (H + KV) * HD) as they are, for `turn`.
+    FIRST: the head that w begins with.
     pages: (rows, width).  EARLY: they are looked up before the kernel before this one has ended,
         which wrote none of rows, slots and pages.
     """
     HALF: tl.constexpr = HD // 2
     PARTS: tl.constexpr = (HALF + BN - 1) // BN
-    row, head = tl.program_id(0) * MP, tl.program_id(1) // PARTS
+    row, own = tl.program_id(0) * MP, tl.program_id(1) // PARTS
     begin = (tl.program_id(1) % PARTS) * BN
     d = begin + tl.arange(0, BN)
     m = row + tl.arange(0, MP)
     keep, inside = m < M, d < HALF
-    n, column = head * HD + d, head * HD + begin
+    head, column = FIRST + own, own * HD + begin
+    n = head * HD + d
     if EARLY:
         at, slot = cache_place(rows, slots, pages, width, m, keep, PAGE)
-    if BULK:
-        a, b = bulk_products(x, row, w, column, column + HALF, K, BK, MP, BN, True, PDL)
-    else:
-        tile = w + tl.cast(column, tl.int64) * K
-        other = tile + HALF * K
-        a, b = products(x, m, keep, tile, other, inside, K, BK, MP, BN, True, HALF % BN != 0, PDL)
+    a, b = tile_products(
+        x, row, m, keep, w, column, column + HALF, inside, K, BK, MP, BN, True, HALF % BN != 0,
+        BULK, FORMAT, PDL,
+    )  # fmt: skip
     scale = inverse_rms(squares, m, keep, eps, K, P, MP)[:, None]
     a *= scale
     b *= scale

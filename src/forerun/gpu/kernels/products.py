@@ -1,0 +1,336 @@
+"""Products of rows with a matrix: one chain of tensor-core products along the inner axis.
+
+Weights of few bits (`forerun.models.packed`) become 16 bits wide within the product.  A tile is
+never 8 bits wide: the compiler would read it by wider loads and permute the inner axis, and sums
+would have other bits.  Words are 16 bits wide from memory to the tensor core, so a product has the
+very bits of the product with the weights written out.
+
+Such a matrix is a tuple: words, scales and more (`Packed`), and FORMAT says how to
+read it; ("",) stands for a matrix that is not packed.
+
+    0 kind of number    1 parts in the same words    2 part
+    3 inputs and 4 rows that share a scale
+    5 the number that stands for zero, 6 or a table of them    7 a table of what is added
+    8 whether all rows of a tile share a scale
+    9 how a weight is made of number and scale: "pairs", in the precision of the model, and "wide",
+      in float32, are assembly, which is 14 and what follows for each part; "plain" is left to the
+      compiler
+    10 what the reading of a number's bits leaves out, which is multiplied into its scale
+    11 what assembly adds to an integer, twice    12 words that hold a number of each part
+    13 inputs that share a whole scale, of which scales are multiples; 0: there is none
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
+
+WIDE = tl.constexpr(64)
+"""Rows from which on weights are the left operand, which needs no way through shared memory."""
+
+
+@triton.jit
+def _after_wait(begin):
+    """0, once the kernel before this one has ended.  As a function of the step, it is part of the
+    loop over steps and of the pipeline that reads ahead."""
+    zero = tl.inline_asm_elementwise(
+        "griddepcontrol.wait; mov.u32 $0, 0; // $1",
+        "=r,r",
+        [begin],
+        dtype=tl.int32,
+        is_pure=True,
+        pack=1,
+    )
+    return tl.multiple_of(zero, 16)
+
+
+@triton.jit
+def products(
+    x, at, keep, first, second, inside, K: tl.constexpr, BK: tl.constexpr, MP: tl.constexpr,
+    BN: tl.constexpr, PAIR: tl.constexpr, MASKED: tl.constexpr, PDL: tl.constexpr,
+):  # fmt: skip
+    """x @ first.T, and x @ second.T if PAIR, of one tile.
+
+    x: rows `at` (MP,) of length K, those with `keep`.  If PDL, the kernel before this one may be
+        making it: the first weights are asked for, then that kernel is waited for.
+    first, second: the rows of length K where the tile begins, of which BN follow each other; those
+        with `inside` (BN,) exist.
+    """
+    columns = tl.arange(0, BN)
+    a = tl.zeros((MP, BN), tl.float32)
+    b = tl.zeros((MP, BN), tl.float32)
+    for begin in range(0, K, BK):
+        k = begin + tl.arange(0, BK)
+        rows, weights = keep[:, None], inside[:, None]
+        if K % BK != 0:
+            rows = rows & (k < K)[None, :]
+            weights = weights & (k < K)[None, :]
+        where = columns[:, None] * K + k[None, :]
+        if MASKED or K % BK != 0:
+            wa = tl.load(first + where, mask=weights, other=0.0, eviction_policy="evict_first")
+        else:
+            wa = tl.load(first + where, eviction_policy="evict_first")
+        if PAIR:
+            if MASKED or K % BK != 0:
+                wb = tl.load(second + where, mask=weights, other=0.0, eviction_policy="evict_first")
+            else:
+                wb = tl.load(second + where, eviction_policy="evict_first")
+        made = x + _after_wait(begin) if PDL else x
+        values = tl.load(made + at[:, None] * K + k[None, :], mask=rows, other=0.0)
+        a = tl.dot(values, tl.trans(wa), a)
+        if PAIR:
+            b = tl.dot(values, tl.trans(wb), b)
+    if PDL:
+        gdc_launch_dependents()
+    return a, b
+
+
+@triton.jit
+def bulk_products(
+    x, row, w, first, second, K: tl.constexpr, BK: tl.constexpr, MP: tl.constexpr,
+    BN: tl.constexpr, PAIR: tl.constexpr, PDL: tl.constexpr,
+):  # fmt: skip
+    """The tile of `products` that begins at these rows of x and w, which are tensor descriptors:
+    tiles come by the bulk copy engine, and what lies outside of them is 0."""
+    if PDL:
+        gdc_wait()
+    a = tl.zeros((MP, BN), tl.float32)
+    b = tl.zeros((MP, BN), tl.float32)
+    for begin in range(0, K, BK):
+        values = x.load([row, begin])
+        wa = w.load([first, begin])
+        a = tl.dot(values, wa.T, a)
+        if PAIR:
+            wb = w.load([second, begin])
+            b = tl.dot(values, wb.T, b)
+    if PDL:
+        gdc_launch_dependents()
+    return a, b
+
+
+@triton.jit
+def _words(at, inside, MASKED: tl.constexpr):
+    """A tile of words, each of which is read once in a pass."""
+    if MASKED:
+        found = tl.load(at, mask=inside[:, None], other=0, eviction_policy="evict_first")
+    else:
+        found = tl.load(at, eviction_policy="evict_first")
+    return found
+
+
+@triton.jit
+def _others(at, words, inside, MASKED: tl.constexpr, FORMAT: tl.constexpr):
+    """The second and third tile of words of a step, where numbers lie in three."""
+    if FORMAT[12] == 3:
+        more = _words(at + FORMAT[2], inside, MASKED)
+        high = _words(at + 2 * FORMAT[2], inside, MASKED)
+    else:
+        more, high = words, words
+    return more, high
+
+
+@triton.jit
+def _numbers(words, more, high, P: tl.constexpr, FORMAT: tl.constexpr):
+    """The numbers of part P as float32; small floats as bits set into a bfloat16, without lift."""
+    wide = words.to(tl.int32)
+    if FORMAT[0] == "e4m3":
+        bits = wide & 0x87F0 if P == 0 else ((wide << 4) & 0x80F0) | ((wide >> 4) & 0x0700)
+        found = (bits << 16).to(tl.float32, bitcast=True)
+    elif FORMAT[0] == "e2m1":
+        four = wide >> (4 * P)
+        found = (((four & 0x7) << 22) | ((four & 0x8) << 28)).to(tl.float32, bitcast=True)
+    elif FORMAT[0] == "int6":
+        low = wide if P < 4 else more.to(tl.int32)
+        six = ((low >> (4 * (P % 4))) & 0xF) | (((high.to(tl.int32) >> (2 * P)) & 0x3) << 4)
+        found = six.to(tl.float32)
+    else:
+        BITS: tl.constexpr = 16 // FORMAT[1]
+        found = ((wide >> (BITS * P)) & ((1 << BITS) - 1)).to(tl.float32)
+    return found
+
+
+@triton.jit
+def _entries(table, first, n, inside, number, K: tl.constexpr, FORMAT: tl.constexpr):
+    """Entry `number` of the table's rows for rows n (BN, 1), or (1, 1) where all share that of row
+    `first`."""
+    if FORMAT[8]:
+        found = tl.load(table + (first // FORMAT[4]) * (K // FORMAT[3]) + number)
+        found = tl.zeros((1, 1), table.dtype.element_ty) + found
+    else:
+        where = (n // FORMAT[4]) * (K // FORMAT[3]) + number
+        found = tl.load(table + where, mask=inside, other=0)[:, None]
+    return found
+
+
+@triton.jit
+def _scales(
+    like, w, first, n, inside, number, K: tl.constexpr, FORMAT: tl.constexpr
+):  # fmt: skip
+    """Scales as `_weights` takes them."""
+    scale = _entries(w[1], first, n, inside, number, K, FORMAT)
+    if FORMAT[9] == "pairs":
+        scale = scale * tl.full((1, 1), FORMAT[10], like.dtype.element_ty)
+        bits = scale.to(tl.int16, bitcast=True).to(tl.int32) & 0xFFFF
+        found = bits | (bits << 16)
+    elif FORMAT[13]:
+        found = _whole(w[4], n, inside, number, K, FORMAT) * scale.to(tl.float32)
+    else:
+        found = scale.to(tl.float32) * FORMAT[10]
+    return found
+
+
+@triton.jit
+def _whole(table, n, inside, number, K: tl.constexpr, FORMAT: tl.constexpr):
+    """The entry of group `number` in a table with one for several groups, for rows n (BN, 1)."""
+    where = n * (K // FORMAT[13]) + number * FORMAT[3] // FORMAT[13]
+    return tl.load(table + where, mask=inside, other=0)[:, None].to(tl.float32)
+
+
+@triton.jit
+def _weights(
+    like, words, more, high, w, scale, first, n, inside, number, P: tl.constexpr, K: tl.constexpr,
+    FORMAT: tl.constexpr,
+):  # fmt: skip
+    """Part P of a tile, in the precision of what `like` points to."""
+    if FORMAT[9] == "pairs":
+        if FORMAT[6]:
+            zero = _entries(w[2], first, n, inside, number, K, FORMAT).to(tl.int32)
+            zero = zero * 0x10001 + FORMAT[11]
+        else:
+            zero = tl.full((1, 1), FORMAT[5] * 0x10001 + FORMAT[11], tl.int32)
+        made = tl.inline_asm_elementwise(
+            FORMAT[14 + P],
+            "=r,r,r,r,r,r",
+            [words, scale, zero],
+            dtype=like.dtype.element_ty,
+            is_pure=True,
+            pack=2,
+        )
+    elif FORMAT[9] == "wide":
+        made = tl.inline_asm_elementwise(
+            FORMAT[14 + P],
+            "=r,r,f,f",
+            [words, scale],
+            dtype=like.dtype.element_ty,
+            is_pure=True,
+            pack=2,
+        )
+    else:
+        values = _numbers(words, more, high, P, FORMAT)
+        if FORMAT[6]:
+            values -= _entries(w[2], first, n, inside, number, K, FORMAT).to(tl.float32)
+        elif FORMAT[5] > 0:
+            values -= FORMAT[5]
+        values *= scale
+        if FORMAT[7]:
+            offset = _entries(w[3], first, n, inside, number, K, FORMAT).to(tl.float32)
+            if FORMAT[13]:
+                values -= _whole(w[5], n, inside, number, K, FORMAT) * offset
+            else:
+                values += offset
+        made = values.to(like.dtype.element_ty)
+    return made
+
+
+@triton.jit
+def packed_products(
+    x, at, keep, w, first, second, inside, K: tl.constexpr, MP: tl.constexpr, BN: tl.constexpr,
+    PAIR: tl.constexpr, MASKED: tl.constexpr, FORMAT: tl.constexpr, PDL: tl.constexpr,
+):  # fmt: skip
+    """`products` with the rows of a packed matrix from `first` and from `second` on."""
+    PER: tl.constexpr = FORMAT[1]
+    PART: tl.constexpr = FORMAT[2]
+    ONE_SCALE: tl.constexpr = FORMAT[3] == K and not FORMAT[8]
+    columns, h = tl.arange(0, BN), tl.arange(0, PART)
+    n_a, n_b = first + columns, second + columns
+    WIDTH: tl.constexpr = K // PER * FORMAT[12]
+    rows_a = w[0] + tl.cast(first, tl.int64) * WIDTH
+    rows_b = w[0] + tl.cast(second, tl.int64) * WIDTH
+    if MP >= WIDE:
+        a = tl.zeros((BN, MP), tl.float32)
+        b = tl.zeros((BN, MP), tl.float32)
+    else:
+        a = tl.zeros((MP, BN), tl.float32)
+        b = tl.zeros((MP, BN), tl.float32)
+    if ONE_SCALE:
+        scale_a = _scales(x, w, first, n_a, inside, 0, K, FORMAT)
+        if PAIR:
+            scale_b = _scales(x, w, second, n_b, inside, 0, K, FORMAT)
+    for step in range(K // (PER * PART)):
+        where = columns[:, None] * WIDTH + (step * (PART * FORMAT[12]) + h)[None, :]
+        words_a = _words(rows_a + where, inside, MASKED)
+        more_a, high_a = _others(rows_a + where, words_a, inside, MASKED, FORMAT)
+        if PAIR:
+            words_b = _words(rows_b + where, inside, MASKED)
+            more_b, high_b = _others(rows_b + where, words_b, inside, MASKED, FORMAT)
+        made = x + _after_wait(step) if PDL else x
+        for p in tl.static_range(PER):
+            number = step * PER + p
+            k = number * PART + h
+            group = number * PART // FORMAT[3]
+            values = tl.load(made + at[:, None] * K + k[None, :], mask=keep[:, None], other=0.0)
+            if not ONE_SCALE:
+                scale_a = _scales(x, w, first, n_a, inside, group, K, FORMAT)
+            wa = _weights(
+                x, words_a, more_a, high_a, w, scale_a, first, n_a, inside, group, p, K, FORMAT
+            )
+            a = tl.dot(wa, tl.trans(values), a) if MP >= WIDE else tl.dot(values, tl.trans(wa), a)
+            if PAIR:
+                if not ONE_SCALE:
+                    scale_b = _scales(x, w, second, n_b, inside, group, K, FORMAT)
+                wb = _weights(
+                    x, words_b, more_b, high_b, w, scale_b, second, n_b, inside, group, p, K, FORMAT
+                )
+                if MP >= WIDE:
+                    b = tl.dot(wb, tl.trans(values), b)
+                else:
+                    b = tl.dot(values, tl.trans(wb), b)
+    if PDL:
+        gdc_launch_dependents()
+    if MP >= WIDE:
+        a, b = tl.trans(a), tl.trans(b)
+    return a, b
+
+
+@triton.jit
+def tile_products(
+    x, row, at, keep, w, first, second, inside, K: tl.constexpr, BK: tl.constexpr,
+    MP: tl.constexpr, BN: tl.constexpr, PAIR: tl.constexpr, MASKED: tl.constexpr,
+    BULK: tl.constexpr, FORMAT: tl.constexpr, PDL: tl.constexpr,
+):  # fmt: skip
+    """x @ w[first:first + BN].T, and x @ w[second:second + BN].T if PAIR, of one tile.
+
+    x: rows `at` (MP,) of length K, those with `keep`; if BULK, those that follow `row`.
+    w: a matrix, its tensor descriptor if BULK, or a packed one.
+    inside: (BN,), which of the rows of w exist.
+    """
+    if BULK:
+        a, b = bulk_products(x, row, w, first, second, K, BK, MP, BN, PAIR, PDL)
+    elif FORMAT[0] != "":
+        a, b = packed_products(
+            x, at, keep, w, first, second, inside, K, MP, BN, PAIR, MASKED, FORMAT, PDL
+        )
+    else:
+        one = w + tl.cast(first, tl.int64) * K
+        other = w + tl.cast(second, tl.int64) * K
+        a, b = products(x, at, keep, one, other, inside, K, BK, MP, BN, PAIR, MASKED, PDL)
+    return a, b
+
+
+@triton.jit
+def write_out(w, y, N, K: tl.constexpr, BN: tl.constexpr, FORMAT: tl.constexpr):
+    """y (N, K) = the weights of a packed matrix; program (i, j) writes step j of BN rows."""
+    PER: tl.constexpr = FORMAT[1]
+    PART: tl.constexpr = FORMAT[2]
+    n, h, step = tl.program_id(0) * BN + tl.arange(0, BN), tl.arange(0, PART), tl.program_id(1)
+    inside, rows = n < N, n.to(tl.int64)[:, None]
+    at = w[0] + rows * (K // PER * FORMAT[12]) + (step * (PART * FORMAT[12]) + h)[None, :]
+    words = _words(at, inside, True)
+    more, high = _others(at, words, inside, True, FORMAT)
+    for p in tl.static_range(PER):
+        number = step * PER + p
+        group = number * PART // FORMAT[3]
+        scale = _scales(y, w, 0, n, inside, group, K, FORMAT)
+        made = _weights(y, words, more, high, w, scale, 0, n, inside, group, p, K, FORMAT)
+        tl.store(y + rows * K + (number * PART + h)[None, :], made, mask=inside[:, None])

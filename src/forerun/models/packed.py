@@ -1,0 +1,235 @@
+"""Weights that stay in the few bits in which a checkpoint stores them.
+
+A weight is its *number*, of 8 bits or fewer, times a *scale* that it shares with others, in float32
+and rounded once to the precision of the model: exactly the weight of the checkpoint written out.
+
+Numbers lie in words of 16 bits.  A word holds those of inputs that are `part` inputs apart, so that
+one number of each word, taken together, are `part` inputs in their natural order.  Numbers of 6
+bits have their low 4 in two words and their high 2 in a third, of 8 parts together.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
+
+import torch
+
+TABLES = ("words", "scales", "zeros", "offsets", "whole_scales", "whole_offsets")
+PARTS = (128, 64, 32, 16)
+"""Inputs that the numbers of one word may be apart."""
+
+
+class Number(NamedTuple):
+    """A kind of number."""
+
+    bits: int
+    parts: int  # whose numbers lie in the same words
+    lift: float = 1.0  # what the kernel's reading of the bits leaves out
+    middle: int = 0  # the number that stands for zero, where no table has it
+
+    @property
+    def words(self) -> int:
+        """Words that hold a number of each part."""
+        return self.parts * self.bits // 16
+
+
+NUMBERS = {
+    "e4m3": Number(8, 2, lift=2.0**120),
+    "int8": Number(8, 2, middle=128),
+    "int6": Number(6, 8, middle=32),
+    "int4": Number(4, 4, middle=8),
+    "e2m1": Number(4, 4, lift=2.0**126),
+}
+"""Kinds of numbers.  Integers count from 0, and their middle is subtracted."""
+
+
+@dataclass
+class Packed:
+    """A matrix (N, K) of numbers with their scales, on one device."""
+
+    words: Any  # (N, K * bits / 16), int16
+    scales: Any  # (N / rows, K / group)
+    number: str
+    part: int
+    dtype: Any  # of the weights
+    zeros: Any = None  # (N, K / group), uint8: the numbers that stand for zero
+    offsets: Any = None  # (N, K / group): what is added to number times scale
+    whole_scales: Any = None  # (N, K / whole): of several groups; scales are multiples of these
+    whole_offsets: Any = None  # (N, K / whole): likewise, and the product is subtracted
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        return len(self.words), self.words.shape[1] * 16 // NUMBERS[self.number].bits
+
+    @property
+    def group(self) -> int:
+        """Inputs that share a scale."""
+        return int(self.shape[1] // self.scales.shape[1])
+
+    @property
+    def rows(self) -> int:
+        """Rows that share a scale."""
+        return int(self.shape[0] // self.scales.shape[0])
+
+    @property
+    def device(self) -> Any:
+        return self.words.device
+
+    @property
+    def tables(self) -> tuple[Any, ...]:
+        """The tensors there are."""
+        found = (getattr(self, name) for name in TABLES)
+        return tuple(table for table in found if table is not None)
+
+    @property
+    def num_bytes(self) -> int:
+        return sum(table.numel() * table.element_size() for table in self.tables)
+
+    def to(self, device: Any) -> Packed:
+        """The matrix on another device."""
+        moved = replace(self)
+        for name in TABLES:
+            table = getattr(self, name)
+            setattr(moved, name, None if table is None else table.to(device))
+        return moved
+
+    def written_out(self) -> Any:
+        """The weights (N, K)."""
+        values = numbers_of(self.words, self.number, self.part)
+        if self.zeros is not None:
+            values -= self._spread(self.zeros)
+        elif self.offsets is None:
+            values -= NUMBERS[self.number].middle
+        scales, offsets = self._spread(self.scales), self.offsets
+        values *= scales if self.whole_scales is None else self._spread(self.whole_scales) * scales
+        if self.whole_offsets is not None:
+            values -= self._spread(self.whole_offsets) * self._spread(offsets)
+        elif offsets is not None:
+            values += self._spread(offsets)
+        return values.to(self.dtype)
+
+    def _spread(self, table: Any) -> Any:
+        """A table's entry for every weight."""
+        wide = table.float().repeat_interleave(self.shape[1] // table.shape[1], 1)
+        return wide if len(wide) == self.shape[0] else wide.repeat_interleave(self.rows, 0)
+
+    def is_alike(self, other: Packed) -> bool:
+        """Whether one matrix can hold both, one below the other."""
+
+        def kind(one: Packed) -> tuple[Any, ...]:
+            tables = (getattr(one, name) for name in TABLES)
+            kinds = (None if table is None else table.dtype for table in tables)
+            return one.number, one.part, one.dtype, one.group, *kinds
+
+        return kind(self) == kind(other)
+
+
+class PackedLinear(torch.nn.Module):  # type: ignore[misc, unused-ignore]
+    """A linear layer whose weights stay packed; they are written out whenever it is called."""
+
+    def __init__(self, weight: Packed, bias: Any = None) -> None:
+        super().__init__()
+        self.weight = weight
+        self.bias = bias
+        self.out_features, self.in_features = weight.shape
+
+    def forward(self, x: Any) -> Any:
+        return torch.nn.functional.linear(x, self.weight.written_out(), self.bias)
+
+
+def bytes_of(matrix: Any) -> int:
+    """The size of a matrix, packed or not."""
+    if isinstance(matrix, Packed):
+        return matrix.num_bytes
+    return int(matrix.numel() * matrix.element_size())
+
+
+def packed(numbers: Any, scales: Any, number: str, dtype: Any, **tables: Any) -> Packed:
+    """A matrix of numbers (N, K), one to a byte, with its tables."""
+    part = part_of(numbers.shape[1], numbers.shape[1] // scales.shape[1], number)
+    return Packed(words_of(numbers, number, part), scales, number, part, dtype, **tables)
+
+
+def part_of(depth: int, group: int, number: str) -> int:
+    """The largest part of a row that divides it and has one scale; 0 if there is none."""
+    parts = NUMBERS[number].parts
+    return next((part for part in PARTS if depth % (part * parts) == 0 == group % part), 0)
+
+
+def words_of(numbers: Any, number: str, part: int) -> Any:
+    """Numbers (N, K), one to a byte, as words (N, K * bits / 16)."""
+    num_rows, depth = numbers.shape
+    bits, parts = NUMBERS[number].bits, NUMBERS[number].parts
+    each = numbers.view(num_rows, depth // (parts * part), parts, part).to(torch.int32)
+    if number == "e4m3":  # both where a 16-bit number has sign, exponent and mantissa, or nearly so
+        low, high = each[:, :, 0], each[:, :, 1]
+        words = (low & 0x80) << 8 | (low & 0x7F) << 4
+        words |= (high & 0x80) << 4 | (high & 0x70) << 8 | high & 0x0F
+    elif number == "int6":
+        four, two = each & 0xF, each >> 4
+        words = torch.stack([_joined(four[:, :, :4], 4), _joined(four[:, :, 4:], 4),
+                             _joined(two, 2)], 2)  # fmt: skip
+    else:
+        words = _joined(each, bits)
+    return words.to(torch.int16).reshape(num_rows, depth * bits // 16)
+
+
+def _joined(each: Any, bits: int) -> Any:
+    """Numbers (·, ·, parts, part) in words (·, ·, part), the first in the lowest bits."""
+    return sum(each[:, :, i] << bits * i for i in range(each.shape[2]))
+
+
+def _apart(words: Any, bits: int) -> Any:
+    """The inverse, of words (·, ·, 1, part)."""
+    shifts = torch.arange(0, 16, bits, device=words.device)[:, None]
+    return words >> shifts & (1 << bits) - 1
+
+
+def numbers_of(words: Any, number: str, part: int) -> Any:
+    """The inverse, as float32 (N, K)."""
+    num_rows, about = len(words), NUMBERS[number]
+    wide = words.view(num_rows, -1, about.words, part).to(torch.int32) & 0xFFFF
+    if number == "e4m3":
+        low = (wide >> 8) & 0x80 | (wide >> 4) & 0x7F
+        high = (wide >> 4) & 0x80 | (wide >> 8) & 0x70 | wide & 0x0F
+        each = torch.cat([low, high], 2).to(torch.uint8).view(torch.float8_e4m3fn).float()
+    elif number == "int6":
+        low, more, high = wide.split(1, 2)
+        each = torch.cat([_apart(low, 4), _apart(more, 4)], 2) | _apart(high, 2) << 4
+    else:
+        each = _apart(wide, about.bits)
+        each = _E2M1.to(words.device)[each.long()] if number == "e2m1" else each
+    return each.reshape(num_rows, -1).float()
+
+
+_E2M1 = torch.tensor([0, 0.5, 1, 1.5, 2, 3, 4, 6, -0.0, -0.5, -1, -1.5, -2, -3, -4, -6])
+
+
+def stacked(parts: Sequence[Packed]) -> Packed:
+    """Matrices with the same inputs as one, of which they become views."""
+    if len(parts) == 1:
+        return parts[0]
+    if len({part.rows for part in parts}) > 1:
+        for part in parts:
+            part.scales = part.scales.repeat_interleave(part.rows, 0)
+    first, tables = parts[0], {}
+    for name in TABLES:
+        found = [getattr(part, name) for part in parts]
+        whole = None if found[0] is None else _whole(found)
+        views = found if whole is None else whole.split([len(table) for table in found])
+        for part, view in zip(parts, views, strict=True):
+            setattr(part, name, view)
+        tables[name] = whole
+    return Packed(number=first.number, part=first.part, dtype=first.dtype, **tables)
+
+
+def _whole(tables: Sequence[Any]) -> Any:
+    """Tables below one another; not copied where they lie so already."""
+    first, total = tables[0], sum(map(len, tables))
+    ends = [table.data_ptr() + table.numel() * table.element_size() for table in tables]
+    is_one = len({table.untyped_storage().data_ptr() for table in tables}) == 1
+    if is_one and [table.data_ptr() for table in tables[1:]] == ends[:-1]:
+        return first.as_strided((total, first.shape[1]), first.stride())
+    return torch.cat(list(tables))

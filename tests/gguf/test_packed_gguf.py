@@ -1,0 +1,51 @@
+"""GGUF files whose matrices stay in their own bits, as the GPU pass has them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch")
+pytest.importorskip("transformers")
+pytest.importorskip("gguf")
+
+from gguf import GGML_QUANT_SIZES  # noqa: E402
+from test_gguf import WIDE, tiny  # noqa: E402
+from tiny_gguf import Kind, write  # noqa: E402
+
+from forerun.loading.packed_gguf import TYPES, load_gguf  # noqa: E402
+from forerun.models.packed import PackedLinear, bytes_of  # noqa: E402
+
+KINDS = (*TYPES, "Q5_K", "BF16")
+"""The types that stay in their own bits, and two that become 16 bits."""
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("architecture", ["llama", "qwen2"])
+def test_every_matrix_is_the_one_of_the_file(kind: str, architecture: str, tmp_path: Path) -> None:
+    """Rows of the first have the order of llama.cpp, layers of the second have biases."""
+    exact, path = tiny(architecture, **WIDE), tmp_path / "tiny.gguf"
+    write(path, exact, Kind[kind])
+    model, tokenizer = load_gguf(path, "cpu")
+    assert tokenizer.decode(tokenizer.encode("hello")) == "hello"
+    matrices = [module for module in model.modules() if isinstance(module, PackedLinear)]
+    assert len(matrices) == (8 if kind in TYPES else 0)
+    for name, weight in exact.state_dict().items():
+        owner, _, own = name.rpartition(".")
+        found = getattr(model.get_submodule(owner), own)
+        if isinstance(found, torch.nn.Parameter):
+            assert torch.equal(found, weight.bfloat16()), name
+            continue
+        assert torch.equal(found.written_out(), weight.bfloat16()), name
+        assert bytes_of(found) <= 1.05 * path_bytes(kind, weight)
+    ids = torch.tensor([[2, 3, 4]])
+    plain = exact.bfloat16()
+    plain.model.rotary_emb = model.model.rotary_emb  # in float32
+    assert torch.equal(model(ids).logits, plain(ids).logits)
+
+
+def path_bytes(kind: str, weight: Any) -> int:
+    block, size = GGML_QUANT_SIZES[Kind[kind]]
+    return int(weight.numel() // block * size)

@@ -1,0 +1,85 @@
+"""Weights of few bits in the pass: the very bits of the same weights written out."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch")
+pytest.importorskip("triton")
+pytest.importorskip("transformers")
+pytest.importorskip("gguf")
+
+from interpreting import IN_INTERPRETER, chained_dots  # noqa: E402, F401
+from packing import FORMATS, packed_model  # noqa: E402
+from tiny import Reference, build, error, stored  # noqa: E402
+from tiny_gguf import VOCAB_SIZE, Kind, write  # noqa: E402
+
+from forerun.gpu.model import GpuModel  # noqa: E402
+from forerun.loading.packed_gguf import load_gguf  # noqa: E402
+
+pytestmark = [*IN_INTERPRETER, pytest.mark.usefixtures("chained_dots")]
+TEXT = [(7 * place * place + 3) % 40 for place in range(140)]
+
+
+def fed(target: GpuModel, *sizes: int) -> list[Any]:
+    """Logits of a text's last token, and its keys and values."""
+    rows, at = target.start(1, 160), 0
+    for size in sizes:
+        logits = target.score(rows, [0], [TEXT[at : at + size]], [1])[0]
+        target.commit(rows, [0], [size])
+        at += size
+    return [logits.clone(), *stored(rows.storage, 0, at)]
+
+
+def are_equal(first: list[Any], second: list[Any]) -> bool:
+    return all(torch.equal(one, other) for one, other in zip(first, second, strict=True))
+
+
+@pytest.mark.parametrize("how", [pytest.param(how, id=name) for name, how in FORMATS.items()])
+def test_a_pass_has_the_bits_of_the_weights_written_out(how: dict[str, Any]) -> None:
+    torch.manual_seed(1)
+    model, plain = packed_model(**how)
+    target = GpuModel(model)
+    whole = fed(target, 17)
+    assert are_equal(whole, fed(GpuModel(plain), 17))
+    assert are_equal(whole, fed(target, 16, 1))
+    assert error(whole[0], Reference(plain).logits(TEXT[:17])[-1:]) < 0.06
+
+
+def test_passes_of_all_sizes_have_the_same_bits() -> None:
+    """Also one whose weights are written out first."""
+    torch.manual_seed(1)
+    model, plain = packed_model(**FORMATS["several formats in one product"])
+    target = GpuModel(model)
+    whole = fed(target, 48)
+    for sizes in ((6,) * 8, (47, 1)):
+        assert are_equal(whole, fed(target, *sizes))
+    assert are_equal(fed(target, 140), fed(GpuModel(plain), 140))
+
+
+def test_a_gguf_file_runs_in_its_own_bits(tmp_path: Path) -> None:
+    path, sizes = tmp_path / "tiny.gguf", {"hidden_size": 256, "intermediate_size": 256}
+    exact = build(dtype=torch.float32, vocab_size=VOCAB_SIZE, **sizes)
+    write(path, exact, Kind.Q4_K)
+    target = GpuModel(load_gguf(path, "cpu")[0])
+    whole = fed(target, 6)
+    assert are_equal(whole, fed(target, 4, 2))
+    assert error(whole[0], Reference(exact).logits(TEXT[:6])[-1:]) < 0.06
+
+
+@pytest.mark.parametrize("damage", ["scales", "words", "part"])
+def test_another_matrix_gives_other_bits(damage: str) -> None:
+    """What the tests above compare would differ, were a table or the order of inputs not read."""
+    torch.manual_seed(1)
+    model, plain = packed_model(**FORMATS["int4, groups with zeros"])
+    matrix = model.model.layers[0].mlp.down_proj.weight
+    if damage == "part":
+        matrix.words = (
+            matrix.words.view(len(matrix.words), -1, 2).flip(2).reshape(matrix.words.shape)
+        )
+    else:
+        getattr(matrix, damage)[5] = 0
+    assert not are_equal(fed(GpuModel(model), 6), fed(GpuModel(plain), 6))

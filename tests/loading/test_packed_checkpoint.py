@@ -1,0 +1,287 @@
+"""Checkpoints of few bits: every stored format, read exactly, and what is refused."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch")
+pytest.importorskip("triton")
+pytest.importorskip("transformers")
+
+from safetensors.torch import load_file, save_file  # noqa: E402
+from transformers import AutoConfig, AutoModelForCausalLM  # noqa: E402
+
+import forerun as fr  # noqa: E402
+from forerun.base.errors import InputError, UnsupportedError  # noqa: E402
+from forerun.gpu.pool import DeviceMemoryError  # noqa: E402
+from forerun.loading import packed_checkpoint, stored_formats  # noqa: E402
+from forerun.models.packed import PackedLinear  # noqa: E402
+
+SIZES: dict[str, Any] = {
+    "vocab_size": 40, "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 1,
+    "num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 32, "eos_token_id": None,
+}  # fmt: skip
+GROUP = 32
+Stored = tuple[dict[str, Any], Any]  # tensors by the rest of their names, and the weights
+
+
+def scales_of(*shape: int, dtype: Any = torch.bfloat16) -> Any:
+    return (0.002 + 0.004 * torch.rand(shape)).to(dtype)
+
+
+def spread(table: Any, rows: int, depth: int) -> Any:
+    wide = table.float().repeat_interleave(rows // len(table), 0)
+    return wide.repeat_interleave(depth // table.shape[1], 1)
+
+
+def float8(rows: int, depth: int, name: str, table: Any) -> Stored:
+    values = (20 * torch.randn(rows, depth)).to(torch.float8_e4m3fn)
+    scales = table if table.dim() == 2 else table.reshape(-1, 1)
+    weights = (values.float() * spread(scales, rows, depth)).bfloat16()
+    return {"weight": values, name: table}, weights
+
+
+def in_words(numbers: Any, bits: int) -> Any:
+    """Rows of numbers as 32-bit words, the lowest bits first."""
+    each = numbers.long().reshape(len(numbers), -1, 32 // bits)
+    words = (each << torch.arange(0, 32, bits)).sum(2)
+    return words.to(torch.int32)
+
+
+def pack_quantized(rows: int, depth: int, bits: int, has_zeros: bool) -> Stored:
+    numbers = torch.randint(0, 1 << bits, (rows, depth))
+    scales = scales_of(rows, depth // GROUP)
+    zeros = torch.full_like(scales, 1 << (bits - 1), dtype=torch.long)
+    parts = {"weight_packed": in_words(numbers, bits), "weight_scale": scales,
+             "weight_shape": torch.tensor([rows, depth])}  # fmt: skip
+    if has_zeros:
+        zeros = torch.randint(0, 1 << bits, scales.shape)
+        parts["weight_zero_point"] = in_words(zeros.T, bits).T.contiguous()
+    weights = (numbers - spread(zeros, rows, depth)) * spread(scales, rows, depth)
+    return parts, weights.bfloat16()
+
+
+def int8(rows: int, depth: int) -> Stored:
+    values, scales = torch.randint(-128, 128, (rows, depth)), scales_of(rows, 1)
+    weights = values * scales.float()
+    return {"weight": values.to(torch.int8), "weight_scale": scales}, weights.bfloat16()
+
+
+def awq(rows: int, depth: int) -> Stored:
+    numbers = torch.randint(0, 16, (depth, rows))
+    scales = scales_of(depth // GROUP, rows, dtype=torch.float16)
+    zeros = torch.randint(0, 16, scales.shape)
+    order = [0, 2, 4, 6, 1, 3, 5, 7]
+
+    def words(table: Any) -> Any:
+        return in_words(table.reshape(len(table), -1, 8)[:, :, order].reshape(table.shape), 4)
+
+    weights = (numbers.T - spread(zeros.T, rows, depth)) * spread(scales.T, rows, depth)
+    return {"qweight": words(numbers), "qzeros": words(zeros), "scales": scales}, weights.bfloat16()
+
+
+def gptq(rows: int, depth: int, bits: int, is_symmetric: bool) -> Stored:
+    numbers = torch.randint(0, 1 << bits, (rows, depth))
+    scales = scales_of(depth // GROUP, rows, dtype=torch.float16)
+    zeros = torch.randint(1, 1 << bits, scales.shape)
+    if is_symmetric:
+        zeros = torch.full_like(zeros, 1 << (bits - 1))
+    parts = {"qweight": in_words(numbers, bits).T.contiguous(), "scales": scales,
+             "qzeros": in_words(zeros - 1, bits),
+             "g_idx": torch.arange(depth, dtype=torch.int32) // GROUP}  # fmt: skip
+    weights = (numbers - spread(zeros.T, rows, depth)) * spread(scales.T, rows, depth)
+    return parts, weights.bfloat16()
+
+
+def compressed(name: str, kind: str, bits: int, **weights: Any) -> dict[str, Any]:
+    about = {"num_bits": bits, "type": kind, **weights}
+    return {"quant_method": "compressed-tensors", "format": name, "ignore": ["lm_head"],
+            "config_groups": {"group_0": {"targets": ["Linear"], "weights": about}}}  # fmt: skip
+
+
+FP8 = {"quant_method": "fp8", "weight_block_size": [32, 32]}
+FLOAT = compressed("float-quantized", "float", 8)
+FORMATS: dict[str, tuple[dict[str, Any], Callable[[int, int], Stored]]] = {
+    "fp8, blocks": (FP8, lambda rows, depth: float8(
+        rows, depth, "weight_scale_inv", scales_of(rows // 32, depth // 32, dtype=torch.float32))),
+    "fp8, the matrix": (FP8, lambda rows, depth: float8(
+        rows, depth, "weight_scale_inv", scales_of(1, dtype=torch.float32).squeeze(0))),
+    "float-quantized, rows": (FLOAT, lambda rows, depth: float8(
+        rows, depth, "weight_scale", scales_of(rows, 1))),
+    "int-quantized": (compressed("int-quantized", "int", 8), int8),
+    "pack-quantized, 4 bits": (compressed("pack-quantized", "int", 4), lambda rows, depth:
+        pack_quantized(rows, depth, 4, has_zeros=False)),
+    "pack-quantized, 4 bits, zeros": (compressed("pack-quantized", "int", 4), lambda rows, depth:
+        pack_quantized(rows, depth, 4, has_zeros=True)),
+    "pack-quantized, 8 bits": (compressed("pack-quantized", "int", 8), lambda rows, depth:
+        pack_quantized(rows, depth, 8, has_zeros=False)),
+    "awq": ({"quant_method": "awq", "bits": 4, "group_size": GROUP, "version": "gemm"}, awq),
+    "gptq, 4 bits": ({"quant_method": "gptq", "bits": 4, "group_size": GROUP}, lambda rows, depth:
+        gptq(rows, depth, 4, is_symmetric=False)),
+    "gptq, 8 bits": ({"quant_method": "gptq", "bits": 8, "group_size": GROUP}, lambda rows, depth:
+        gptq(rows, depth, 8, is_symmetric=True)),
+}  # fmt: skip
+
+
+def saved(folder: Path, kind: str) -> tuple[Path, Any]:
+    """A checkpoint of a small model in a format, and the same model written out."""
+    torch.manual_seed(3)
+    about, store = FORMATS[kind]
+    config = AutoConfig.for_model("llama", **SIZES)
+    model = AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16).eval()
+    tensors = {}
+    for name, module in model.model.layers.named_modules():
+        if isinstance(module, torch.nn.Linear):
+            parts, weights = store(*module.weight.shape)
+            module.weight.data = weights
+            place = f"model.layers.{name}"
+            tensors |= {f"{place}.{part}": values for part, values in parts.items()}
+    for name, values in model.state_dict().items():
+        if not name.endswith("_proj.weight"):
+            tensors[name] = values.clone()
+    save_file(tensors, folder / "model.safetensors")
+    told = {**config.to_dict(), "dtype": "bfloat16", "quantization_config": about,
+            "architectures": ["LlamaForCausalLM"]}  # fmt: skip
+    (folder / "config.json").write_text(json.dumps(told))
+    return folder, model
+
+
+@pytest.mark.parametrize("kind", FORMATS)
+def test_every_stored_format_is_read_exactly(tmp_path: Path, kind: str) -> None:
+    folder, exact = saved(tmp_path, kind)
+    stored_as = stored_formats.format_of(FORMATS[kind][0])
+    packed = packed_checkpoint.load_packed(folder, stored_as, "cpu", keeps_bits=True)
+    written = packed_checkpoint.load_packed(folder, stored_as, "cpu")
+    for name, module in exact.model.layers.named_modules():
+        if isinstance(module, torch.nn.Linear):
+            layer = packed.model.layers.get_submodule(name)
+            assert isinstance(layer, PackedLinear)
+            assert torch.equal(layer.weight.written_out(), module.weight)
+            assert torch.equal(written.model.layers.get_submodule(name).weight, module.weight)
+    ids = torch.tensor([[1, 2, 3, 4]])
+    assert torch.equal(packed(ids).logits, exact(ids).logits)
+    assert torch.equal(written(ids).logits, exact(ids).logits)
+
+
+def test_a_folder_of_few_bits_is_loaded_like_any_other(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder, exact = saved(tmp_path, "fp8, blocks")
+    model = fr.load(folder, device="cpu")
+    rows = model.start(1)
+    logits = torch.as_tensor(model.score(rows, [0], [[1, 2, 3, 4]], [1])[0])
+    expected = exact.float()(torch.tensor([[1, 2, 3, 4]])).logits[0, -1:]
+    assert (logits - expected).abs().max() < 0.02 * expected.std()
+    assert "fp8" in capsys.readouterr().err
+
+
+def edited(folder: Path, change: Callable[[dict[str, Any]], Any]) -> None:
+    tensors = load_file(folder / "model.safetensors")
+    change(tensors)
+    save_file({name: values.contiguous() for name, values in tensors.items()},
+              folder / "model.safetensors")  # fmt: skip
+
+
+GATE = "model.layers.0.mlp.gate_proj"
+SCALE = f"{GATE}.weight_scale_inv"
+
+
+def spoilt(tensors: dict[str, Any]) -> None:
+    tensors[SCALE][1, 1] = float("nan")
+
+
+def uneven(tensors: dict[str, Any]) -> None:
+    tensors[SCALE] = tensors[SCALE][:3]
+
+
+DAMAGE: dict[str, tuple[Callable[[dict[str, Any]], Any], type[Exception], str]] = {
+    "missing scales": (lambda tensors: tensors.pop(SCALE), InputError, "few bits and no scales"),
+    "scales that are NaN": (spoilt, InputError, "NaN or infinite"),
+    "groups that do not divide": (uneven, UnsupportedError, "do not divide"),
+    "another kind of number": (
+        lambda tensors: tensors.update({f"{GATE}.weight": torch.ones(128, 64, dtype=torch.int8)}),
+        InputError,
+        "not stored as config.json says",
+    ),
+    "weights that are NaN": (
+        lambda tensors: tensors[f"{GATE}.weight"].view(torch.uint8)[0].fill_(0x7F),
+        InputError,
+        "some are NaN",
+    ),
+    "too large a scale": (lambda tensors: tensors[SCALE].fill_(300), UnsupportedError, "too large"),
+    "a missing norm": (
+        lambda tensors: tensors.pop("model.norm.weight"), InputError, "lacks the weight model.norm"
+    ),
+    "tensors that nothing knows": (
+        lambda tensors: tensors.update({f"{GATE}.codebook": torch.ones(2)}), InputError, "codebook"
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("damage", DAMAGE)
+def test_damaged_checkpoints_are_refused(tmp_path: Path, damage: str) -> None:
+    folder, _ = saved(tmp_path, "fp8, blocks")
+    change, error, message = DAMAGE[damage]
+    edited(folder, change)
+    with pytest.raises(error, match=message):
+        packed_checkpoint.load_packed(folder, stored_formats.format_of(FP8), "cpu")
+
+
+def test_a_checkpoint_that_stores_another_format_is_refused(tmp_path: Path) -> None:
+    folder, _ = saved(tmp_path, "awq")
+    with pytest.raises(InputError, match="stored as fp8, and none is"):
+        packed_checkpoint.load_packed(folder, stored_formats.format_of(FP8), "cpu")
+
+
+UNSERVED: dict[str, tuple[dict[str, Any], str]] = {
+    "another method": ({"quant_method": "bitsandbytes"}, "awq, gptq"),
+    "three bits": ({"quant_method": "gptq", "bits": 3}, "4 or 8 bits"),
+    "marlin": ({"quant_method": "gptq", "bits": 4, "checkpoint_format": "marlin"}, "gptq"),
+    "gemv": ({"quant_method": "awq", "bits": 4, "version": "gemv"}, "gemm"),
+    "two bits": (compressed("pack-quantized", "int", 2), "pack-quantized"),
+    "nvfp4": (compressed("nvfp4-pack-quantized", "float", 4), "float-quantized"),
+    "groups in another order": (
+        compressed("pack-quantized", "int", 4, actorder="group"), "actorder weight"
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("what", UNSERVED)
+def test_the_nearest_format_is_named(what: str) -> None:
+    about, nearest = UNSERVED[what]
+    with pytest.raises(UnsupportedError, match=nearest):
+        stored_formats.format_of(about)
+
+
+def test_groups_in_the_order_of_activations_are_refused(tmp_path: Path) -> None:
+    folder, _ = saved(tmp_path, "gptq, 4 bits")
+    edited(folder, lambda tensors: tensors[f"{GATE}.g_idx"].copy_(tensors[f"{GATE}.g_idx"].flip(0)))
+    with pytest.raises(UnsupportedError, match="desc_act"):
+        packed_checkpoint.load_packed(
+            folder, stored_formats.format_of(FORMATS["gptq, 4 bits"][0]), "cpu"
+        )
+
+
+def test_adapters_that_are_not_merged_are_refused(tmp_path: Path) -> None:
+    folder, _ = saved(tmp_path, "fp8, blocks")
+    (folder / "adapter_config.json").write_text("{}")
+    with pytest.raises(UnsupportedError, match="adapter"):
+        packed_checkpoint.load_packed(folder, stored_formats.format_of(FP8), "cpu")
+    alone = tmp_path / "adapter"
+    alone.mkdir()
+    (alone / "adapter_config.json").write_text(json.dumps({"base_model_name_or_path": str(folder)}))
+    with pytest.raises(UnsupportedError, match="few bits"):
+        fr.load(alone)
+
+
+def test_how_much_memory_is_missing_is_said(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (20e9, 80e9))
+    with pytest.raises(DeviceMemoryError, match=r"70\.0 GB .* 19\.0 GB are free: 51\.0 GB"):
+        packed_checkpoint._check_room(tmp_path, int(70e9), "cuda")
