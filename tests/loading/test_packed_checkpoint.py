@@ -285,3 +285,21 @@ def test_how_much_memory_is_missing_is_said(
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (20e9, 80e9))
     with pytest.raises(DeviceMemoryError, match=r"70\.0 GB .* 19\.0 GB are free: 51\.0 GB"):
         packed_checkpoint._check_room(tmp_path, int(70e9), "cuda")
+
+
+def test_a_name_on_the_hub_is_downloaded_as_it_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder, _ = saved(tmp_path, "awq")
+    asked = []
+
+    def download(name: str, *rest: Any, **options: Any) -> str:
+        asked.append((name, options.get("revision")))
+        return str(folder / rest[0] if rest else folder)
+
+    monkeypatch.setattr("forerun.loading.hub.why_not", lambda *given: None)
+    monkeypatch.setattr("huggingface_hub.hf_hub_download", download)
+    monkeypatch.setattr("huggingface_hub.snapshot_download", download)
+    model = fr.load("somebody/small-awq", device="cpu", revision="main")
+    assert model.name == "somebody/small-awq"
+    assert asked == [("somebody/small-awq", "main")] * 2

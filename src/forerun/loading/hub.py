@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
@@ -9,6 +10,8 @@ from typing import Any
 from forerun.loading.bundled import installed_names
 
 PATIENCE = 5.0  # seconds
+TEXTS = ("*.json", "*.txt", "*.model", "*.jinja", "*.tiktoken")
+"""Files of a tokenizer and of descriptions."""
 
 
 def why_not(name: str, token: Any = None) -> str | None:
@@ -36,6 +39,24 @@ def is_cached(name: str, cache_dir: Any = None) -> bool:
 
     folder = "--".join(["models", *name.split("/")])
     return Path(cache_dir or HF_HUB_CACHE).expanduser().joinpath(folder).is_dir()
+
+
+def packed_folder(name: str, **options: Any) -> Path | None:
+    """Where the files of a model lie once they are downloaded, if its config.json says that its
+    weights have few bits; None for others, which their loader downloads.
+
+    options: revision, token, cache_dir and local_files_only.
+    """
+    from huggingface_hub import hf_hub_download, snapshot_download
+
+    try:
+        file = hf_hub_download(name, "config.json", **options)
+        config = json.loads(Path(file).read_text(encoding="utf-8"))
+    except Exception:  # of the hub's client or a file; the loader will say what is wrong
+        return None
+    if "quantization_config" not in config:
+        return None
+    return Path(snapshot_download(name, allow_patterns=["*.safetensors", *TEXTS], **options))
 
 
 def without_hub(name: str) -> str:

@@ -117,13 +117,18 @@ def load(
         check_files(folder, config)
     if not folder.exists() and not _can_download(str(place), shared):
         shared["local_files_only"] = given["local_files_only"] = True
+    if not folder.exists() and lean is not False and not {*given} - {*SHARED}:
+        options = {name: shared[name] for name in shared if name != "trust_remote_code"}
+        if (found := hub.packed_folder(str(place), **options)) is not None:
+            folder, place, config = found, found, config_of(found)
     wrapper = huggingface_model()
     import torch
     from transformers import AutoModelForCausalLM
 
     name = str(name_or_path)
     read: Mapping[str, Any] = {}
-    stored_as = None if given or lean is False else _packed_format(name, config, lean)
+    is_usual = lean is not False and not {*given} - {*SHARED}
+    stored_as = _packed_format(name, config, lean) if is_usual else None
     given.setdefault("trust_remote_code", False)  # else a folder with code asks a question
     with told_by_name(name, folder, partial(_refuse_unknown, given=given)), no_loading_bar():
         tokenizer = tokenizer_of(
