@@ -92,6 +92,8 @@ class Schedule:
         if not self._seats.is_bounded:
             return
         seated = self._seated
+        if all(self._seats.reserve(row, len(request.tokens)) for row, request in seated):
+            return
         seated.sort(key=lambda pair: (-pair[1].priority, pair[1].number))
         while seated:
             row, request = seated[0]

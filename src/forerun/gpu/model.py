@@ -173,10 +173,14 @@ class GpuModel(NotPickled, GpuPass):
         pool.make()
         return min(pool.longest, (pool.num_pages - 1) * pool.size) - SLACK
 
-    @inference
     def reserve(self, state: GpuRows, row: int, length: int) -> bool:
+        end = length + SLACK
+        return state.has(row, state.lengths[row], end) or self._reserve(state, row, end)
+
+    @inference
+    def _reserve(self, state: GpuRows, row: int, end: int) -> bool:
         try:
-            state.reserve(row, state.lengths[row], length + SLACK)
+            state.reserve(row, state.lengths[row], end)
         except DeviceMemoryError:
             return False
         return True

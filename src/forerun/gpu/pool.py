@@ -180,6 +180,9 @@ class Pool:
         """Rows of an engine: one of them may be released when a page is needed."""
         self._resting[pages, row] = ref(rows)
 
+    def rests(self, pages: DevicePages, row: int) -> bool:
+        return (pages, row) in self._resting
+
     def wake(self, pages: DevicePages, row: int) -> None:
         self._resting.pop((pages, row), None)
 
@@ -226,17 +229,20 @@ class DevicePages(RowPages[Page]):
             self.table = torch.zeros(size, dtype=torch.int32, device=pool.device)
         self._num_noted = [0] * num_rows
 
+    def has(self, row: int, begin: int, end: int) -> bool:
+        """Whether a row, which does not rest, has pages of its own for these slots."""
+        return not (self.pool.rests(self, row) or self.num_missing(row, begin, end))
+
     def reserve(self, row: int, begin: int, end: int) -> None:
         """Give a row pages of its own for slots `begin` to `end`, or raise and change nothing."""
         pool = self.pool
-        with LOCK:
-            pool.wake(self, row)
-            if not self.num_missing(row, begin, end):
-                return
+        if self.has(row, begin, end):
+            return
         if end > pool.longest:
             cure = f"Keep texts within {pool.longest - SLACK} tokens."
             raise DeviceMemoryError(explain("No row has that many places.", end, cure))
         with LOCK:
+            pool.wake(self, row)
             missing = self.num_missing(row, begin, end)
             if not pool.free(missing):
                 received = f"{missing} pages of {self.size} tokens more, of {pool.num_unused} free"

@@ -154,11 +154,17 @@ class GpuRows(PathRows):
             empty = self.storage.watched[:0]
             self._seen[row] = empty if seen is None or known == 0 else seen[:known]
 
+    def has(self, row: int, begin: int, end: int) -> bool:
+        """Whether a row has pages of its own for slots `begin` to `end`."""
+        return self.storage.pages.has(row, self._first(begin), end)
+
     def reserve(self, row: int, begin: int, end: int) -> None:
         """Give a row pages of its own for slots `begin` to `end`."""
-        if self.listener is not None:  # what is kept of a token depends on the one after it
-            begin = max(0, begin - 1)
-        self.storage.pages.reserve(row, begin, end)
+        self.storage.pages.reserve(row, self._first(begin), end)
+
+    def _first(self, begin: int) -> int:
+        """The first slot that changes: what `Heads` keeps of a token depends on the one after."""
+        return begin if self.listener is None else max(0, begin - 1)
 
     def _move(self, row: int, sources: Any, targets: Any) -> None:
         pages, cache = self.storage.pages, self.storage.cache
