@@ -5,7 +5,9 @@ under the target's noise; `ratio` and `block`, which divide by the drafter's law
 likeliest tokens, and trees of those that arrive first in the race.  All are lossless.
 
     python benchmarks/ladder.py [SPEC_BENCH.jsonl] [--drafter heads] [--temperature 0.8 1.0]
-        [--per-group 8] [--max-new-tokens 64] [--output ladder]
+        [--per-group 8] [--max-new-tokens 64] [--batch-size 1] [--output ladder]
+
+Tokens per second are reported for single requests only.
 """
 
 from __future__ import annotations
@@ -13,6 +15,7 @@ from __future__ import annotations
 import argparse
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -46,18 +49,25 @@ RUNGS: dict[str, dict[str, Any]] = {
 class Likeliest(PassingOn):
     """Asks a drafter for its likeliest tokens, whatever noise the target will meet."""
 
-    greedy: dict[Sampling, Sampling] = field(default_factory=dict)  # a drafter may compare by `is`
+    greedy: dict[int, tuple[Sampling, Sampling]] = field(default_factory=dict)
+    """Options by their identity, by which a drafter may know them again, and the same greedily."""
 
     def propose(self, state: Any, turns: Sequence[Turn], *, shared_noise: bool) -> list[Guess]:
         for turn in turns:
-            if turn.sampling not in self.greedy:
-                self.greedy[turn.sampling] = replace(turn.sampling, temperature=0.0)
-        asked = [replace(turn, sampling=self.greedy[turn.sampling]) for turn in turns]
+            if id(turn.sampling) not in self.greedy:
+                both = turn.sampling, replace(turn.sampling, temperature=0.0)
+                self.greedy[id(turn.sampling)] = both
+        asked = [replace(turn, sampling=self.greedy[id(turn.sampling)][1]) for turn in turns]
         return super().propose(state, asked, shared_noise=shared_noise)
 
 
 def climb(
-    target: Any, drafter: Any, prompts: Sequence[Any], temperature: float, size: int
+    target: Any,
+    drafter: Any,
+    prompts: Sequence[Any],
+    temperature: float,
+    size: int,
+    batch_size: int,
 ) -> dict[str, Any]:
     """For each rung the statistics of all prompts, in their order."""
     found: dict[str, Any] = {}
@@ -70,7 +80,7 @@ def climb(
             del how["draft_length"]
         texts = [text for _, text in prompts]
         answers = fr.generate(
-            target, texts, sampling=samplings, max_new_tokens=size, batch_size=1, **how
+            target, texts, sampling=samplings, max_new_tokens=size, batch_size=batch_size, **how
         )
         found[name] = answers
         print(f"  {name:32}{rate(np.array([counts(each) for each in answers])):.2f}", flush=True)
@@ -109,9 +119,9 @@ def slots(answers: Sequence[Any]) -> list[float]:
     return [round(float(value), 3) for value in accepted / np.maximum(reached, 1)]
 
 
-def table(found: dict[str, Any], groups: Sequence[str]) -> dict[str, Any]:
+def table(found: dict[str, Any], groups: Sequence[str], is_alone: bool) -> dict[str, Any]:
     """Per rung: tokens per round in all, by group, and acceptance by slot."""
-    rows = {}
+    rows: dict[str, Any] = {}
     for name, answers in found.items():
         pairs = np.array([counts(each) for each in answers])
         seconds = sum(each.total for a in answers for each in a.stats.seconds_by_round[1:])
@@ -122,8 +132,9 @@ def table(found: dict[str, Any], groups: Sequence[str]) -> dict[str, Any]:
                 for group in dict.fromkeys(groups)
             },
             "acceptance_by_slot": slots(answers),
-            "tokens_per_second": float(pairs[:, 0].sum() / seconds),
         }
+        if is_alone:
+            rows[name]["tokens_per_second"] = float(pairs[:, 0].sum() / seconds)
     return rows
 
 
@@ -134,6 +145,7 @@ def main() -> None:
     parser.add_argument("--per-group", type=int, default=8)
     parser.add_argument("--max-new-tokens", type=int, default=64)
     parser.add_argument("--temperature", type=float, nargs="*", default=[0.8, 1.0])
+    parser.add_argument("--batch-size", type=int, default=1)
     parser.add_argument("--output", default="ladder", help="name of the JSON file")
     args = parser.parse_args()
     target = ReadOnce(default_model()).target
@@ -142,7 +154,8 @@ def main() -> None:
     groups, tables = [group for group, _ in asked], {}
     for temperature in args.temperature:
         print(f"temperature {temperature:g}, tokens per round")
-        found = climb(target, drafter, asked, temperature, args.max_new_tokens)
+        size = args.max_new_tokens
+        found = climb(target, drafter, asked, temperature, size, args.batch_size)
         pairs = {name: np.array([counts(a) for a in answers]) for name, answers in found.items()}
         gain = interval(pairs["raced tree"], pairs["tree of the likeliest"])
         coupled = interval(pairs["raced"], pairs["the likeliest, kept if equal"])
@@ -152,11 +165,11 @@ def main() -> None:
               .format(**coupled))  # fmt: skip
         tables[str(temperature)] = {
             "prompts": len(asked),
-            "rungs": table(found, groups),
+            "rungs": table(found, groups, args.batch_size == 1),
             "raced_tree_over_likeliest_tree": gain,
             "raced_over_likeliest": coupled,
         }
-    about = {"drafter": args.drafter, "max_new_tokens": args.max_new_tokens}
+    about = {"drafter": Path(args.drafter).name, "max_new_tokens": args.max_new_tokens}
     about |= {"nodes": NUM_NODES, "depth": DEPTH, "groups": list(GROUPS)}
     save(args.output, {**about, "results": tables})
 
