@@ -16,7 +16,17 @@ if TYPE_CHECKING:
     from forerun.rules.types import DraftLength
 
 MODEL = f"hub name, folder or GGUF file (default: {NAME})"
-DRAFTERS = ("ngram", "suffix", "early-exit", "quantized", "heads", "eagle3", "medusa")
+DRAFTERS = (
+    "ngram",
+    "suffix",
+    "early-exit",
+    "quantized",
+    "heads",
+    "eagle3",
+    "block",
+    "dflash",
+    "medusa",
+)
 DRAFTER = (
     f"auto, {', '.join(DRAFTERS)}, a model, none, or several as a+b (default: auto, a trained "
     "drafter that fits the target with suffix, as heads+suffix for the default model, or suffix)"
