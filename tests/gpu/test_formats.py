@@ -75,7 +75,7 @@ def test_another_matrix_gives_other_bits(damage: str) -> None:
     """What the tests above compare would differ, were a table or the order of inputs not read."""
     torch.manual_seed(1)
     model, plain = packed_model(**FORMATS["int4, groups with zeros"])
-    matrix = model.model.layers[0].mlp.down_proj.weight
+    matrix = model.model.layers[0].mlp.down_proj.matrix
     if damage == "part":
         matrix.words = (
             matrix.words.view(len(matrix.words), -1, 2).flip(2).reshape(matrix.words.shape)

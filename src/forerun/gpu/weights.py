@@ -165,7 +165,7 @@ def take(model: Any) -> Weights:
 def places(model: Any) -> tuple[int, ...]:
     """Where the parameters of a model lie: other places are other weights."""
     found = [parameter.data_ptr() for parameter in model.parameters()]
-    packed = (module.weight for module in model.modules() if isinstance(module, PackedLinear))
+    packed = (module.matrix for module in model.modules() if isinstance(module, PackedLinear))
     return (*found, *(matrix.words.data_ptr() for matrix in packed))
 
 
@@ -175,7 +175,7 @@ def _take(model: Any) -> Weights:
     return Weights(
         layers=tuple(map(partial(_layer, form.family), model.model.layers, form.layers)),
         embedding=embedding,
-        head=_matrix([model.lm_head.weight]),
+        head=_matrix([model.lm_head]),
         norm=model.model.norm.weight.data,
         form=replace(form, embedding_scale=float(scale)),
     )
@@ -190,7 +190,7 @@ def _layer(family: Family, layer: Any, form: LayerForm) -> Layer:
     head_norms = None
     if hasattr(attention, "q_norm"):
         head_norms = _fused([attention.q_norm.weight, attention.k_norm.weight])
-    matrices = [_matrix([module.weight for module in part]) if part else None for part in parts]
+    matrices = [_matrix(part) if part else None for part in parts]
     sinks, biases = getattr(attention, "sinks", None), map(_biases, parts)
     experts = None if form.experts is None else _experts(layer.mlp, form.experts)
     return Layer._make([*matrices, *before, *after, head_norms, sinks, *biases, experts])
@@ -230,18 +230,20 @@ def _biases(modules: Sequence[Any]) -> Any:
     return _fused([module.bias for module in modules])
 
 
-def _matrix(parts: Sequence[Any]) -> Any:
-    """The matrices of one product below one another; as they are, where they are of several
-    formats."""
-    packed = [part for part in parts if isinstance(part, Packed)]
+def _matrix(layers: Sequence[Any]) -> Any:
+    """The matrices of linear layers that make one product, below one another; queries, keys and
+    values stay apart where they are of several formats."""
+    packed = [layer.matrix for layer in layers if isinstance(layer, PackedLinear)]
     if not packed:
-        return _fused(parts)
-    if len(packed) == len(parts) and all(part.is_alike(packed[0]) for part in packed):
+        return _fused([layer.weight for layer in layers])
+    if len(packed) == len(layers) and all(matrix.is_alike(packed[0]) for matrix in packed):
         return stacked(packed)
-    if len(parts) == 3:
-        return tuple(part if isinstance(part, Packed) else part.data for part in parts)
-    plain = [part.written_out() if isinstance(part, Packed) else part.data for part in parts]
-    return torch.cat(plain)
+    if len(layers) == 3:
+        return tuple(
+            layer.matrix if isinstance(layer, PackedLinear) else layer.weight.data
+            for layer in layers
+        )
+    return torch.cat([layer.weight.data for layer in layers])
 
 
 def _fused(parameters: Sequence[Any]) -> Any:

@@ -58,7 +58,7 @@ def told(model: Any, stored_as: str) -> str:
     plain = model.model
     total = sum(map(bytes_of, {id(each): each for each in plain.parameters()}.values()))
     layers = (module for module in plain.modules() if isinstance(module, PackedLinear))
-    total += sum(layer.weight.num_bytes for layer in layers)
+    total += sum(layer.matrix.num_bytes for layer in layers)
     said = f"{model.name}: {total / 1e9:.2f} GB of weights from {stored_as}; {model.pass_name}"
     free = getattr(model, "num_tokens_free", None)
     return said if free is None else f"{said}; room for {free:,} tokens"

@@ -129,14 +129,19 @@ class Packed:
 class PackedLinear(torch.nn.Module):  # type: ignore[misc, unused-ignore]
     """A linear layer whose weights stay packed; they are written out whenever it is called."""
 
-    def __init__(self, weight: Packed, bias: Any = None) -> None:
+    def __init__(self, matrix: Packed, bias: Any = None) -> None:
         super().__init__()
-        self.weight = weight
+        self.matrix = matrix
         self.bias = bias
-        self.out_features, self.in_features = weight.shape
+        self.out_features, self.in_features = matrix.shape
+
+    @property
+    def weight(self) -> Any:
+        """The weights (out, in), written out for whoever asks."""
+        return self.matrix.written_out()
 
     def forward(self, x: Any) -> Any:
-        return torch.nn.functional.linear(x, self.weight.written_out(), self.bias)
+        return torch.nn.functional.linear(x, self.weight, self.bias)
 
 
 def bytes_of(matrix: Any) -> int:
