@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 from typing import Any
+from weakref import ref
 
 import pytest
 
@@ -106,3 +108,32 @@ def test_a_prompt_longer_than_the_pool_is_refused() -> None:
     full = GpuModel(build()).on_trial(8)
     with pytest.raises(fr.InputError, match=r"100 tokens, where 79 fit.*--gpu-memory"):
         fr.generate(full, list(range(10)) * 10, drafter=None, max_new_tokens=1)
+
+
+def test_the_pool_of_a_drafter_that_is_gone_is_freed() -> None:
+    """Although the target lives on, with rounds that drafted on it."""
+    model = build()
+    target, draft = GpuModel(model), GpuModel(noisy_copy(model, 0.15))
+
+    def engine_of(drafter: Any, length: int) -> Engine:
+        return Engine(
+            target, executor_of=executor_of, drafter=drafter, num_rows=1, draft_length=length,
+            rule=rules.get("match"),
+        )  # fmt: skip
+
+    engine = engine_of(Model(draft), 1)
+    asked = AnswerOptions(SAMPLING, max_new_tokens=3, ignore_eos=True)
+    engine.submit(make_request(target, PROMPTS[0], asked))
+    while engine.busy:
+        engine.step()
+    storage = engine._state.storage
+    keys = ref(draft._pass.pool.tensors[0])
+    num_rounds = len(storage.rounds)
+    engine.close()
+    del engine, draft
+    gc.collect()
+    again = engine_of(None, 0)
+    gc.collect()
+    assert again._state.storage is storage
+    assert len(storage.rounds) < num_rounds
+    assert keys() is None

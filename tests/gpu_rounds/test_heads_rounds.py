@@ -184,7 +184,7 @@ def fresh(text: Sequence[int]) -> tuple[Any, HeadsRows]:
     listening = heads().start(TARGET, 1, 64)
     runner: Any = listening.runner
     pages = state.storage.pages
-    storage = HeadsStorage(runner.network, runner.embedding, heads().tokens, pages)
+    storage = HeadsStorage(runner.network, runner.embedding, heads().tokens, pages, runner)
     state.listener = rows = HeadsRows(storage, 1)
     with torch.inference_mode():
         state.feed([(0, 0, text[:-1])])

@@ -37,11 +37,13 @@ class HeadsStorage(Storage):
     columns: (Vd,), the target's id of each token of the network.
     """
 
-    def __init__(self, network: Network, embedding: Any, tokens: Any, pages: DevicePages) -> None:
+    def __init__(
+        self, network: Network, embedding: Any, tokens: Any, pages: DevicePages, owner: Any
+    ) -> None:
         self.network = network
         weights = _weights(network, embedding)
         device = weights.head.device
-        super().__init__(weights, pages)
+        super().__init__(weights, pages, owner)
         size = weights.form.num_key_heads, pages.size, weights.form.head_size
         sizes = [(1, *size), (1, *size), (1, pages.size, weights.hidden)]
         self._paged = pages.pool.part(network, sizes)

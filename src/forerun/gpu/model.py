@@ -221,9 +221,10 @@ class GpuModel(NotPickled, GpuPass):
                     break
             else:
                 pages = DevicePages(self._pass.pool, max(num_rows, MOST_ROWS))
-                return Storage(self._weights, pages)
+                return Storage(self._weights, pages, self._pass)
         if self.device.type == "cuda":  # its last round may still run on another stream
             torch.cuda.synchronize(self.device)
+        storage.forget_drafters()
         storage.pages.restart()
         storage.watch(())
         return storage

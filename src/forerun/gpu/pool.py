@@ -12,6 +12,7 @@ import gc
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import cached_property
 from math import prod
 from threading import RLock
 from typing import Any
@@ -224,10 +225,14 @@ class DevicePages(RowPages[Page]):
     def __init__(self, pool: Pool, num_rows: int) -> None:
         super().__init__(num_rows, pool.size)
         self.pool = pool
-        size = num_rows, pool.longest // pool.size
-        with torch.inference_mode(False):
-            self.table = torch.zeros(size, dtype=torch.int32, device=pool.device)
         self._num_noted = [0] * num_rows
+
+    @cached_property
+    def table(self) -> Any:
+        self.pool.make()
+        size = self.num_rows, self.pool.num_positions // self.size
+        with torch.inference_mode(False):
+            return torch.zeros(size, dtype=torch.int32, device=self.pool.device)
 
     def has(self, row: int, begin: int, end: int) -> bool:
         """Whether a row, which does not rest, has pages of its own for these slots."""

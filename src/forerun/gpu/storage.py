@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from functools import cached_property
 from typing import Any
+from weakref import ref
 
 import torch
 
@@ -80,8 +81,9 @@ class CapturedPass:
 class Storage:
     """Room for the rows of one engine at a time."""
 
-    def __init__(self, weights: Weights, pages: DevicePages) -> None:
-        self.weights, self.pages = weights, pages
+    def __init__(self, weights: Weights, pages: DevicePages, owner: Any) -> None:
+        """owner: what is gone when nobody can use the storage any more."""
+        self.weights, self.pages, self._owner = weights, pages, ref(owner)
         self.num_bytes = weights.num_bytes  # read in a pass
         self.scratch = Scratch(weights, MOST_TOKENS)
         self._logits: dict[tuple[str, int], Any] = {}
@@ -127,6 +129,18 @@ class Storage:
             made = CapturedPass(self, shape)
             self._passes.keep(key, made)
         return made
+
+    @property
+    def is_used(self) -> bool:
+        return self._owner() is not None
+
+    def forget_drafters(self) -> None:
+        """Rounds that hold the keys of a drafter which is gone let go of them."""
+        if self.heads is not None and not self.heads.is_used:
+            self.heads = None
+        for shape, made in [*self.rounds.items()]:
+            if made.draft is not None and not made.draft.is_used:
+                del self.rounds[shape]
 
     def watch(self, layers: tuple[int, ...]) -> None:
         """Keep hidden states of the layers; passes captured for others do not."""

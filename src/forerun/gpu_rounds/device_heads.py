@@ -102,7 +102,7 @@ def device_heads(drafter: Heads, drafting: Drafting, state: GpuRows) -> DeviceHe
         pages = target.pages
         try:
             with torch.inference_mode():
-                kept = HeadsStorage(runner.network, runner.embedding, drafter.tokens, pages)
+                kept = HeadsStorage(runner.network, runner.embedding, drafter.tokens, pages, runner)
         except DeviceMemoryError:
             return None
         target.heads = kept
