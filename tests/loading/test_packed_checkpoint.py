@@ -72,6 +72,16 @@ def int8(rows: int, depth: int) -> Stored:
     return {"weight": values.to(torch.int8), "weight_scale": scales}, weights.bfloat16()
 
 
+def mxfp4(rows: int, depth: int) -> Stored:
+    values = torch.tensor([0, 0.5, 1, 1.5, 2, 3, 4, 6])
+    numbers = torch.randint(0, 16, (rows, depth), dtype=torch.uint8)
+    exponents = torch.randint(115, 122, (rows, depth // 32), dtype=torch.uint8)
+    signs = 1 - 2 * (numbers >> 3).float()
+    weights = signs * values[(numbers & 7).long()] * spread(2.0 ** (exponents - 127.0), rows, depth)
+    pairs = numbers[:, ::2] | numbers[:, 1::2] << 4
+    return {"weight_packed": pairs, "weight_scale": exponents}, weights.bfloat16()
+
+
 def awq(rows: int, depth: int) -> Stored:
     numbers = torch.randint(0, 16, (depth, rows))
     scales = scales_of(depth // GROUP, rows, dtype=torch.float16)
@@ -120,6 +130,7 @@ FORMATS: dict[str, tuple[dict[str, Any], Callable[[int, int], Stored]]] = {
         pack_quantized(rows, depth, 4, has_zeros=True)),
     "pack-quantized, 8 bits": (compressed("pack-quantized", "int", 8), lambda rows, depth:
         pack_quantized(rows, depth, 8, has_zeros=False)),
+    "mxfp4": (compressed("mxfp4-pack-quantized", "float", 4), mxfp4),
     "awq": ({"quant_method": "awq", "bits": 4, "group_size": GROUP, "version": "gemm"}, awq),
     "gptq, 4 bits": ({"quant_method": "gptq", "bits": 4, "group_size": GROUP}, lambda rows, depth:
         gptq(rows, depth, 4, is_symmetric=False)),

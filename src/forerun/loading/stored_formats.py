@@ -15,7 +15,8 @@ import torch
 from forerun.base.errors import InputError, UnsupportedError, explain
 from forerun.models.packed import NUMBERS, Packed, packed, part_of
 
-LARGEST_SCALE = 128.0  # of small floats: a larger one overflows where the kernel lifts it
+SCALES_BELOW = {"e4m3": 128.0, "e2m1": 2.0}
+"""Of small floats: larger ones overflow where the kernel lifts them."""
 AWQ_ORDER = (0, 4, 1, 5, 2, 6, 3, 7)
 """Where the numbers of neighbouring columns stand in a word of AWQ."""
 
@@ -24,6 +25,7 @@ FORMATS = {
     "compressed-tensors float-quantized": "FP8 (e4m3), a scale for the matrix, each row, or block",
     "compressed-tensors int-quantized": "8-bit integers, a scale for each row or group",
     "compressed-tensors pack-quantized": "4- and 8-bit integers with groups, zeros or none",
+    "compressed-tensors mxfp4-pack-quantized": "FP4 (e2m1) in groups of 32 with powers of two",
     "awq": "4-bit integers with groups and zeros",
     "gptq": "4- and 8-bit integers with groups and zeros, in the order of the inputs",
 }
@@ -69,6 +71,11 @@ class Stored(NamedTuple):
 
     def made(self, numbers: Any, scales: Any, kind: str, zeros: Any = None) -> Packed:
         """The matrix of these numbers, if scales divide it."""
+        most, largest = SCALES_BELOW.get(kind, float("inf")), float(scales.abs().max())
+        if largest >= most:
+            wrong = f"The scales of {self.name} are too large for small floats."
+            received = f"{largest:.3g} where less than {most:g} is served"
+            raise UnsupportedError(explain(wrong, received, CURE))
         rows, depth = self.shape
         if rows % len(scales) or depth % scales.shape[1]:
             wrong = f"The groups of {self.name} do not divide it."
@@ -169,6 +176,8 @@ def _compressed(config: Mapping[str, Any]) -> Format:
     if name == "pack-quantized" and kind == "int" and bits in (4, 8):
         parts = ("weight_packed", "weight_scale", "weight_zero_point", "weight_shape")
         return Format(f"{full}, {bits} bits", parts, lambda stored: _read_words(stored, bits))
+    if name == "mxfp4-pack-quantized" and (kind, bits) == ("float", 4):
+        return Format(full, ("weight_packed", "weight_scale"), _read_mxfp4)
     nearest = "compressed-tensors float-quantized (8 bits) or pack-quantized (4 or 8 bits)"
     raise unserved(f"{full} with {kind} of {bits} bits", nearest)
 
@@ -186,10 +195,6 @@ def _floats(stored: Stored, part: str) -> Packed:
     stored.check("weight", tuple(values.shape), stored.shape)
     scales = scales.reshape(1, 1) if scales.numel() == 1 else scales
     scales = scales.reshape(-1, 1) if scales.dim() == 1 else scales
-    if scales.abs().max() >= LARGEST_SCALE:
-        wrong = f"The scales of {stored.name} are too large for small floats."
-        received = f"{float(scales.abs().max()):.3g} where less than {LARGEST_SCALE:g} is served"
-        raise UnsupportedError(explain(wrong, received, CURE))
     numbers = values.view(torch.uint8)
     if (numbers & 0x7F == 0x7F).any():
         wrong = f"The weights of {stored.name} are damaged: some are NaN."
@@ -198,6 +203,15 @@ def _floats(stored: Stored, part: str) -> Packed:
     if len(scales) == 1 and rows > 1 and scales.shape[1] == 1:
         scales = scales.expand(rows, 1).contiguous()  # so that matrices of other scales may follow
     return stored.made(numbers, scales, "e4m3")
+
+
+def _read_mxfp4(stored: Stored) -> Packed:
+    (rows, depth), pairs = stored.shape, stored.tensor("weight_packed", torch.uint8)
+    stored.check("weight_packed", tuple(pairs.shape), (rows, depth // 2))
+    scales = stored.tensor("weight_scale", torch.uint8)
+    stored.check("weight_scale", tuple(scales.shape), (rows, depth // 32))
+    numbers = torch.stack([pairs & 0xF, pairs >> 4], 2).reshape(rows, depth)
+    return stored.made(numbers, stored.scales("weight_scale"), "e2m1")
 
 
 def _read_int8(stored: Stored) -> Packed:
