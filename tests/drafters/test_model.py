@@ -230,3 +230,16 @@ def test_a_draft_model_that_cannot_score_trees_grows_along_one_line() -> None:
 def test_unknown_children(children: Any) -> None:
     with pytest.raises(fr.InputError, match="Children cannot be drawn like that"):
         Model(OTHER, children=children)
+
+
+@pytest.mark.parametrize(("least", "count"), [(0.0, 5), (1.1, 1)])
+def test_no_pass_is_run_for_what_is_not_worth_one(least: float, count: int) -> None:
+    """Under shared noise, where leaving guesses out changes no law."""
+    drafter = Model(TABLE)
+    state = drafter.start(TABLE, 1, 32)
+    drafter.enter(state, 0, (1, 2), 2)
+    turn = Turn(0, 5, Sampling(temperature=1.0), seed=3, position=0, goes_on=least)
+    (guess,) = drafter.propose(state, [turn], shared_noise=True)
+    assert len(guess.tokens) == count
+    (guess,) = drafter.propose(state, [turn], shared_noise=False)
+    assert len(guess.tokens) == 5

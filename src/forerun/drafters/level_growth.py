@@ -83,6 +83,8 @@ class Growth:
         self.level += 1
         if self.level >= self.depth:
             self.frontier = []
+        elif self.is_chain and not self.laws and new and self.values[new[-1]] < self.turn.goes_on:
+            self.frontier = []  # what comes next is not worth a pass of this model
         elif self.shape is None:
             self.frontier = sorted(self._best(new, self.width))
             worst = sorted(self.values, reverse=True)[: self.turn.budget][-1:]

@@ -38,6 +38,15 @@ class Earnings:
         is_known = sum(self.asking.counts.values()) >= NUM_TIMED
         return rounds if is_known else min(rounds, BUDGET / 2)
 
+    @property
+    def level(self) -> float:
+        """Seconds that one more guess in a line takes."""
+        if not self.asking.logs:
+            return 0.0
+        first, last = min(self.asking.logs), max(self.asking.logs)
+        curve = self.asking.curve
+        return (curve(last) - curve(first)) / (last - first) if last > first else curve(1) / last
+
 
 @dataclass
 class Own:

@@ -177,6 +177,7 @@ class PayingPolicy:
             for who in order:
                 gain, shift = self._gain(row, who, num_rows, plain), ledger.drafters[who].shift
                 loss = self._reading_loss(row, who, request, gain * room / num_rows, plain)
+                another = scoring[3] / 4 / NEAR + ledger.drafters[who].level / token
                 is_losing = gain <= 0 or loss > 0
                 is_affordable = may_lose and risk + loss <= BUDGET
                 is_asked = limit > 0 and (is_affordable or not is_losing)
@@ -187,7 +188,7 @@ class PayingPolicy:
                         who,
                         shift,
                         0.0 if is_lifted else calibrated(min(0.99, NEAR * scoring[0]), -shift),
-                        calibrated(min(0.99, scoring[3] / 4 / NEAR), -shift),
+                        calibrated(min(0.99, another), -shift),
                         -inf if not is_asked else inf if is_losing else gain,
                     )
                 )
@@ -219,7 +220,8 @@ class PayingPolicy:
         return sorted(drafters, key=lambda who: drafters[who].asking.curve(2))
 
     def _gain(self, row: int, who: int, num_rows: int, plain: float) -> float:
-        """Tokens that asking gains, less those that could be made in its time if all rows ask."""
+        """Tokens that asking gains, less those that could be made in its time if all rows ask.  The
+        dearer an ask, the fewer of them a hope outweighs."""
         ledger, own = self.ledger, self._requests[row][who]
         earned = ledger.drafters[who]
         size = own.size.within(earned.size.within(2.0, 1.0), ENOUGH)
@@ -227,7 +229,8 @@ class PayingPolicy:
         if who == ledger.dearest:  # it leaves less of the cache
             cost += ledger.passes.curve(num_rows) / plain - 1
         hope = 0.0 if self.is_sampled else FIRST_GAIN
-        return own.worth.within(earned.worth.within(hope + cost, 2 * ENOUGH), ENOUGH) - cost
+        num_hoped = min(2 * ENOUGH, 2 * BUDGET / max(cost, BUDGET / ENOUGH))
+        return own.worth.within(earned.worth.within(hope + cost, num_hoped), ENOUGH) - cost
 
     def _reading_loss(
         self, row: int, who: int, request: Request, most_saved: float, plain: float
