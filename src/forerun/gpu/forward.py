@@ -286,6 +286,13 @@ def written_out(matrix: Any, num_tokens: int, room: Any) -> Any:
     return result
 
 
+def launch_of(matrix: Any, stored: Any) -> dict[str, Any]:
+    """Launch options of a product with a matrix: it asks for its weights while the kernel before it
+    ends, unless that one writes them out."""
+    options = dependent_launch(matrix.device)
+    return options if matrix is stored else dict.fromkeys(options, False)
+
+
 @cache
 def shared_memory(device: Any) -> int:
     """Bytes of it that the tiles of a program may take."""
@@ -318,9 +325,8 @@ def add(
 
     residual, norm, bias: None where there is none.
     """
-    matrix = written_out(matrix, num_tokens, scratch.matrix)
+    stored, matrix = matrix, written_out(matrix, num_tokens, scratch.matrix)
     out, depth = matrix.shape
-    device = matrix.device
     how = tile_of(kernel, num_tokens, matrix, num_outputs=out)
     add_product[how.grid(num_tokens, out)](
         bias=bias, residual=residual, norm=norm, y=result, normed=scratch.normed,
@@ -328,7 +334,7 @@ def add(
         P=scratch.squares.shape[1], BN=how.columns, BK=how.depth, MP=how.rows,
         MASKED=out % how.columns != 0, BIAS=bias is not None, ADD=residual is not None,
         NORM=norm is not None, num_warps=how.warps, num_stages=how.stages,
-        **operands(source, matrix, how, num_tokens), **dependent_launch(device),
+        **operands(source, matrix, how, num_tokens), **launch_of(matrix, stored),
     )  # fmt: skip
 
 
@@ -410,7 +416,8 @@ class Kernels:
             BN=how.columns, BK=how.depth, MP=how.rows, MASKED=inner % how.columns != 0,
             BIAS=layer.gate_up_bias is not None, KIND=w.form.activation, num_warps=how.warps,
             num_stages=how.stages,
-            **operands(source, matrix, how, m, inner % SHARING == 0), **self._pdl,
+            **operands(source, matrix, how, m, inner % SHARING == 0),
+            **launch_of(matrix, layer.gate_up),
         )  # fmt: skip
 
     def _add(
@@ -487,10 +494,8 @@ class Kernels:
         sizes = {"H": form.num_heads, "KV": form.num_key_heads, "HD": form.head_size,
                  "PAGE": keys.shape[2], "TURN": table is not None} | self._pdl | pages  # fmt: skip
         for stored in layer.qkv if isinstance(layer.qkv, tuple) else (layer.qkv,):
-            heads, matrix = (
-                stored.shape[0] // form.head_size,
-                written_out(stored, m, scratch.matrix),
-            )
+            matrix = written_out(stored, m, scratch.matrix)
+            heads = matrix.shape[0] // form.head_size
             columns = min(whole, tile_of("qkv", m, matrix).columns)
             how = tile_of("qkv", m, matrix, columns, heads * half)
             queries_keys_values[-(-m // how.rows), heads * -(-half // how.columns)](
@@ -499,7 +504,7 @@ class Kernels:
                 positions=inputs.positions, M=m, eps=form.eps, K=matrix.shape[1],
                 P=squares.shape[1], EARLY=self._early, BN=how.columns, BK=how.depth, MP=how.rows,
                 BIAS=layer.qkv_bias is not None, RAW=is_raw, FIRST=first, num_warps=how.warps,
-                num_stages=how.stages, **sizes,
+                num_stages=how.stages, **(sizes | launch_of(matrix, stored)),
                 **operands(source, matrix, how, m, SHARING % half == 0),
             )  # fmt: skip
             first += heads
