@@ -25,7 +25,7 @@ from forerun.gpu_rounds.choosing import executor_of  # noqa: E402
 
 pytestmark = ON_DEVICE
 Pair = tuple[GpuModel, GpuModel]
-NUM_REQUESTS, NUM_NEW = 40, 60
+NUM_REQUESTS, NUM_NEW = 24, 40
 OPTIONS: list[dict[str, Any]] = [
     {},
     {"top_k": 20, "top_p": 0.95},
@@ -41,9 +41,9 @@ def pair() -> Pair:
 
 
 def request_of(target: GpuModel, number: int) -> Request:
-    """Prompts of 1 to 1,500 tokens, most of them short, with options in turn."""
+    """Prompts of 1 to 1,200 tokens, most of them short, with options in turn."""
     drawn = random.Random(number)
-    length = int(1500 ** drawn.random())
+    length = int(1200 ** drawn.random())
     prompt = [drawn.randrange(MIDDLING["vocab_size"]) for _ in range(length)]
     sampling = fr.Sampling(**{"temperature": 0.8, "seed": number} | OPTIONS[number % len(OPTIONS)])
     options = AnswerOptions(sampling, max_new_tokens=NUM_NEW, ignore_eos=True)
@@ -56,7 +56,7 @@ def answers(pair: Pair, num_rows: int, rule: str, draft_length: Any) -> list[lis
     drafter = Model(draft) if draft_length else None
     engine = Engine(
         target, drafter=drafter, draft_length=draft_length, rule=rules.get(rule),
-        num_rows=num_rows, capacity=2048, slowdown=4.0, executor_of=executor_of,
+        num_rows=num_rows, capacity=1400, slowdown=4.0, executor_of=executor_of,
     )  # fmt: skip
     requests = [request_of(target, number) for number in range(NUM_REQUESTS)]
     waiting = list(requests)
@@ -73,7 +73,6 @@ def answers(pair: Pair, num_rows: int, rule: str, draft_length: Any) -> list[lis
 @pytest.mark.parametrize("rule", ["match", "ratio", "block"])
 def test_texts_alone_and_beside_the_prompts_of_others(pair: Pair, rule: str) -> None:
     alone = answers(pair, 1, rule, 3)
-    assert answers(pair, 24, rule, 3) == alone
+    assert answers(pair, 12, rule, 3) == alone
     if rule == "match":
-        for num_rows, length in ((24, 0), (5, 0), (24, "auto"), (3, 3)):
-            assert answers(pair, num_rows, rule, length) == alone
+        assert answers(pair, 12, rule, 0) == alone

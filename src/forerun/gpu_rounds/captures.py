@@ -16,6 +16,7 @@ from forerun.gpu.heads_rows import HeadsRows
 from forerun.gpu.heads_storage import HeadsStorage
 from forerun.gpu.rows import GpuRows
 from forerun.gpu.storage import Storage
+from forerun.gpu_rounds.blocks import SIZES, block_size
 from forerun.gpu_rounds.lanes import Lanes
 from forerun.gpu_rounds.rounds import CapturedRound, RoundShape
 from forerun.gpu_rounds.tree_rounds import TreeRound
@@ -26,6 +27,8 @@ from forerun.trees.tree import Tree
 STEERED = (0, 1, 2, 3, 5, 7)
 """Draft lengths that the policy may choose from.  With 7 instead of 8 there is one size of decision
 kernel fewer to compile."""
+BESIDE = (0, 1, 3)
+"""Of these, rounds that read prompts: each has blocks of several sizes to capture."""
 LONGEST = 15
 """Tokens of the longest draft."""
 MARGIN = 2 * (LONGEST + 1)
@@ -67,6 +70,7 @@ class Captures:
     ) -> None:
         self._state = state
         self._draft_length = draft_length
+        self._is_steered = draft_length == "auto" and tree is None
         self._is_on_host = is_on_host
         self.tree = tree
         self._top = 1 << max(num_rows - 1, 0).bit_length()
@@ -118,12 +122,26 @@ class Captures:
         lanes: Lanes = storage.lanes[size]
         return lanes
 
+    def length_beside(self, length: int) -> int:
+        """The draft length of rounds that read prompts instead of this one."""
+        return max(most for most in BESIDE if most <= length) if self._is_steered else length
+
     def round(self, shape: RoundShape, drafts: DraftRows | None) -> CapturedRound:
-        """The round of this shape, captured."""
+        """The round of this shape, captured; with a block, those of all other blocks are captured
+        too."""
         begin, made = working(), self._made(shape, drafts)
-        if made.prepare():
+        if not made.is_ready:
+            sizes = {block_size(size, shape.num_tokens) for size in SIZES if shape.block}
+            shapes = [shape._replace(block=size) for size in sizes - {shape.block}]
+            self._prepare([made, *(self._made(other, drafts) for other in shapes)])
             self.seconds += working() - begin
         return made
+
+    def _prepare(self, rounds: Sequence[CapturedRound]) -> None:
+        if self._state.storage.weights.head.is_cuda:
+            compile_together([made.queue for made in rounds if not made.is_ready])
+        for made in rounds:
+            made.prepare()
 
     def _made(self, shape: RoundShape, drafts: DraftRows | None) -> CapturedRound:
         """The round of this shape, which may not be captured yet."""
@@ -160,11 +178,7 @@ class Captures:
         for size in self.sizes:
             if known and working() - begin > MOST_SECONDS:
                 break
-            rounds = self._like(shape, size, drafts)
-            if self._state.storage.weights.head.is_cuda:
-                compile_together([made.queue for made in rounds])
-            for made in rounds:
-                made.prepare()
+            self._prepare(self._like(shape, size, drafts))
             known[size] = self.lengths(size)
         self.seconds = before + working() - begin
         return known

@@ -28,12 +28,13 @@ from forerun.gpu.rows import GpuRows
 from forerun.gpu_rounds.blocks import SIZES, Part, block_size, count, fitting
 from forerun.gpu_rounds.captures import MARGIN, Captures
 from forerun.gpu_rounds.device_drafter import DeviceDrafter
-from forerun.gpu_rounds.edits import edits_law, fits_device
+from forerun.gpu_rounds.edits import fits_device
 from forerun.gpu_rounds.flight import NOT_LANDED, Departure, Flight, Landed
 from forerun.gpu_rounds.joining import (
     DRAFT_FAULT,
     CapturedLaws,
     Halves,
+    Needs,
     fault_of,
     is_of_draft,
     needs_host,
@@ -41,8 +42,7 @@ from forerun.gpu_rounds.joining import (
     proposal_of,
     waiting,
 )
-from forerun.gpu_rounds.lanes import cuts_law, lane_of
-from forerun.gpu_rounds.likeliest import number_of
+from forerun.gpu_rounds.lanes import lane_of
 from forerun.gpu_rounds.rounds import RoundShape
 from forerun.rules.base import Rule
 from forerun.rules.types import DraftLength, Drawn
@@ -80,6 +80,7 @@ class Captured:
         self._flight: Flight | None = None  # launched ahead, for the next plan
         self._halves: Halves | None = None
         self._has_host_waited = False  # in this plan, so that the others are sooner done with it
+        self._needs = Needs()  # of all requests so far; rounds that read prompts serve them all
         self._unseen: set[int] = set()  # rows of which a round reads a part of this plan
         self._begun = self._last_result = 0.0
         self._captured_before = 0.0  # seconds of captures before this plan
@@ -333,7 +334,10 @@ class Captured:
             num_lanes, order = behind.round.shape.num_lanes, behind.places(spans)
             most, moves = behind.longest(spans), [behind.lane(span) is not None for span in spans]
         length = self._draft_length(asked, num_lanes, max(most))
-        inside, outside = fitting(parts, size := self._block_size(parts, num_lanes, length))
+        if can_read := count(parts) > 0 and self._can_read(length):
+            length = length if guesses else captures.length_beside(length)
+        size = block_size(count(parts), num_lanes * (length + 1)) if can_read else 0
+        inside, outside = fitting(parts, size)
         self._state.feed(outside)
         self._unseen.update(row for row, _, _ in inside)
         firsts = {row: first for row, first, _ in inside}
@@ -350,18 +354,18 @@ class Captured:
         if drafts is None and not self._drafter.is_on_host:
             length, able = 0, [False] * len(spans)
         asked = [min(count, length) if can else 0 for count, can in zip(asked, able, strict=True)]
+        needs = Needs.of([span.request for span in spans])
+        self._needs = needs.joined(self._needs)
         shape = RoundShape(
             num_lanes,
             length,
-            captures.num_chunks(MARGIN + max([*most, *(at + len(part) for _, at, part in parts)])),
+            captures.num_chunks(MARGIN + max(most)) if length or not size else 1,
             self._rule.name,
-            draws=drafts is not None,
-            cuts=any(cuts_law(span.request.sampling) for span in spans),
-            edits=any(edits_law(span.request) for span in spans),
+            drafts is not None,
+            *(self._needs if size else needs),
             layers=self._state.layers,
             tree=captures.tree,
             block=size,
-            num_likely=number_of([span.request.num_logprobs for span in spans]),
         )
         for span, end in zip(spans, most, strict=True):
             self._state.reserve(span.row, self._state.lengths[span.row], end + shape.num_nodes)
@@ -415,13 +419,11 @@ class Captured:
             requests = [span.request for span in spans.values()]
             lanes.edits.put(requests, list(texts.values()), places)
 
-    def _block_size(self, parts: Sequence[Part], num_lanes: int, length: int) -> int:
-        """Tokens of a block for these parts; none beside trees, and where a drafter on the host
-        reads the hidden states of prompts."""
+    def _can_read(self, length: int) -> bool:
+        """Whether rounds of this draft length read prompts: none with trees do, nor any where a
+        drafter on the host reads the hidden states."""
         has_tree = self._captures.tree is not None and length > 0
-        if has_tree or (self._drafter.is_on_host and self._state.layers):
-            return 0
-        return block_size(count(parts), num_lanes * (length + 1))
+        return not has_tree and not (self._drafter.is_on_host and self._state.layers)
 
     def _draft_length(self, asked: Sequence[int], num_lanes: int, longest: int) -> int:
         """The captured draft length for what is asked; none where the longest text leaves the

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 from forerun.base.errors import InputError, explain
 from forerun.engine.laws import Fault
@@ -13,9 +13,32 @@ from forerun.engine.proposal import NOTHING, Drafted, Proposal
 from forerun.engine.request import Report, Request
 from forerun.engine.stepwise import Decision
 from forerun.gpu_rounds.edits import edits_law, fits_device
+from forerun.gpu_rounds.lanes import cuts_law
+from forerun.gpu_rounds.likeliest import number_of
 from forerun.kernels.triton.keys import TARGET_ROW
 from forerun.rules.types import Drawn
 from forerun.trees.tree import Tree
+
+
+class Needs(NamedTuple):
+    """What a round must do for its requests beside sampling at a temperature."""
+
+    cuts: bool = False  # by top-k, top-p or min-p
+    edits: bool = False  # penalties, a bias or bans
+    num_likely: int | None = None  # likeliest tokens at each place; None: no log-probabilities
+
+    @classmethod
+    def of(cls, requests: Sequence[Request]) -> Needs:
+        return cls(
+            any(cuts_law(request.sampling) for request in requests),
+            any(edits_law(request) for request in requests),
+            number_of([request.num_logprobs for request in requests]),
+        )
+
+    def joined(self, other: Needs) -> Needs:
+        """What serves both."""
+        numbers = [self.num_likely, other.num_likely]
+        return Needs(self.cuts or other.cuts, self.edits or other.edits, number_of(numbers))
 
 
 def needs_host(plan: RoundPlan) -> list[bool]:

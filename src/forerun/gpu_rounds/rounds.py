@@ -49,10 +49,10 @@ class RoundShape(NamedTuple):
     draws: bool  # the draft is made on the device; otherwise there is none, or the host makes it
     cuts: bool = False  # some lane cuts its laws by top-k, top-p or min-p
     edits: bool = False  # some lane has penalties, a bias or bans
+    num_likely: int | None = None  # likeliest tokens at each place; None: no log-probabilities
     layers: tuple[int, ...] = ()  # of the target, whose hidden states are kept
     tree: Tree | None = None  # that drafts fill, in level order; None: drafts are chains
     block: int = 0  # tokens of prompts beside the lanes
-    num_likely: int | None = None  # likeliest tokens at each place; None: no log-probabilities
 
     @property
     def is_tree(self) -> bool:
@@ -166,12 +166,15 @@ class CapturedRound:
         self._sampling = DecisionScratch.allocate(b, 1, vocab, device)
         self._places = torch.zeros(b, dtype=torch.int64, device=device)
 
-    def prepare(self) -> bool:
-        """Capture the round, unless it was captured before; whether it had to be."""
-        if self._graph is not None or self._turns[0].is_done is None:
-            return False
-        self._capture()
-        return True
+    @property
+    def is_ready(self) -> bool:
+        """Whether it is captured, or runs where nothing can be."""
+        return self._graph is not None or self._turns[0].is_done is None
+
+    def prepare(self) -> None:
+        """Capture the round, unless it was captured before."""
+        if not self.is_ready:
+            self._capture()
 
     def guess(self, drafts: Sequence[Sequence[int]]) -> None:
         """Take over drafts that were made on the host, by lane."""
