@@ -21,7 +21,7 @@ from forerun.drafters import EarlyExit, Mixed, Model, NGram, Quantized, Suffix
 from forerun.engine import schedule
 from forerun.engine.answer_options import AnswerOptions
 from forerun.engine.engine import Engine
-from forerun.engine.pacing import FIRST, PROBE, Pacing
+from forerun.engine.pacing import FIRST, PROBE, UNMEASURED, Pacing
 from forerun.engine.request import Request
 from forerun.generation.intake import make_request
 from forerun.gpu_rounds.choosing import executor_of
@@ -477,11 +477,15 @@ def test_when_rows_come_and_go_what_is_usual_is_measured_anew() -> None:
         assert max(parts) == pytest.approx((SLOWER - 1) * 0.005 * num_rows / 0.0005, abs=1)
 
 
-def test_pacing_without_a_usual_round_does_not_stand_still() -> None:
+def test_pacing_without_a_usual_round_asks_for_one() -> None:
     pacing = Pacing(SLOWER)
-    for _ in range(12):
-        pacing.learn(0.02, 4, pacing.num_tokens(4))
-    assert pacing.num_tokens(4) == 32
+    assert pacing.num_tokens(4) == FIRST
+    pacing.learn(0.02, 4, FIRST)
+    assert pacing.num_tokens(4) == 0
+    for _ in range(3):  # in vain: it goes on, and does not stand still
+        assert 0 < pacing.num_tokens(4) <= UNMEASURED
+        pacing.learn(0.02, 4, 30)
+        assert pacing.num_tokens(4) == 0
 
 
 # --- order, deadlines, limits ------------------------------------------------------------------

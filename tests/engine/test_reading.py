@@ -214,3 +214,16 @@ def test_a_newcomer_waits_for_a_short_pass_also_where_nobody_is_answered(
         for one in long
     ]
     assert [one.output for one in long] == [out.tokens for out in plain]
+
+
+def test_a_usual_round_is_asked_for_once_where_times_come_a_round_later() -> None:
+    """As from executors whose rounds fly one ahead."""
+    made = pacing.Pacing(4.0)
+    made.learn(0.01, 8, 0)
+    for _ in range(pacing.PROBE):
+        made.learn(0.02, 8, 100)
+    asked = [made.num_tokens(8), made.num_tokens(8)]
+    made.learn(0.02, 8, 100)  # of the round before
+    made.learn(0.01, 8, 0)
+    assert asked[0] == 0 < asked[1]
+    assert made.num_tokens(8) > 0

@@ -16,6 +16,7 @@ from tiny import build, noisy_copy  # noqa: E402
 
 import forerun as fr  # noqa: E402
 from forerun import rules  # noqa: E402
+from forerun.base.clock import working  # noqa: E402
 from forerun.drafters import Model  # noqa: E402
 from forerun.engine.answer_options import AnswerOptions  # noqa: E402
 from forerun.engine.engine import Engine  # noqa: E402
@@ -23,7 +24,14 @@ from forerun.engine.request import Request  # noqa: E402
 from forerun.generation.intake import make_request  # noqa: E402
 from forerun.gpu.model import GpuModel  # noqa: E402
 from forerun.gpu.rows import GpuRows  # noqa: E402
-from forerun.gpu_rounds.blocks import SIZES, block_size, count, fitting, num_segments  # noqa: E402
+from forerun.gpu_rounds.blocks import (  # noqa: E402
+    block_size,
+    block_sizes,
+    count,
+    fitting,
+    most_read,
+    num_segments,
+)
 from forerun.gpu_rounds.choosing import executor_of  # noqa: E402
 
 pytestmark = IN_INTERPRETER
@@ -51,13 +59,16 @@ def test_a_block_has_room_for_so_many_parts() -> None:
     assert (len(inside), inside + before) == (num_segments(64), parts)
 
 
-@pytest.mark.parametrize("num_others", [1, 24, 64, 200, 512])
+@pytest.mark.parametrize("num_others", [1, 24, 64, 100, 200, 256, 512])
 def test_a_block_fills_a_pass(num_others: int) -> None:
     assert block_size(0, num_others) == 0
+    sizes = block_sizes(num_others)
+    assert sizes == sorted(set(sizes))
+    assert sizes[-1] == most_read(num_others) >= 448
     for wanted in (1, 17, 100, 448, 4000):
         size, total = block_size(wanted, num_others), num_others + block_size(wanted, num_others)
-        assert size >= min(wanted, SIZES[-1])
-        assert total <= 1024
+        assert size >= min(wanted, sizes[-1])
+        assert total <= (512 if num_others <= 64 else 1024)
         assert total % 128 == 0 or total in (16, 32, 64)
 
 
@@ -137,7 +148,7 @@ def test_a_prompt_in_several_parts(monkeypatch: pytest.MonkeyPatch) -> None:
     rounds = Rounds(monkeypatch, slowdown=4.0)
     schedule: Any = rounds.engine._schedule
     loads: list[Any] = []
-    monkeypatch.setattr(schedule._pacing, "num_tokens", lambda num_answered: 12)
+    monkeypatch.setattr(schedule._pacing, "num_tokens", lambda num_answered, room: 12)
     monkeypatch.setattr(schedule._pacing, "learn", lambda seconds, *load: loads.append(load))
     first = rounds.ask(SHORT, 12)
     rounds.engine.step()
@@ -146,6 +157,21 @@ def test_a_prompt_in_several_parts(monkeypatch: pytest.MonkeyPatch) -> None:
     assert rounds.num_apart == 0
     assert (first.output, other.output) == (alone(SHORT, 12), alone(LONG, 3))
     assert loads[:5] == [(0, 31), (1, 31), (1, 31), (1, 28), (1, 0)]  # one plan later than planned
+
+
+def test_reading_alone_takes_the_time_of_reading(monkeypatch: pytest.MonkeyPatch) -> None:
+    rounds = Rounds(monkeypatch, slowdown=4.0)
+    schedule: Any = rounds.engine._schedule
+    learned: list[Any] = []
+    monkeypatch.setattr(schedule._pacing, "num_tokens", lambda num_answered, room: 12)
+    monkeypatch.setattr(schedule._pacing, "learn", lambda *told: learned.append(told))
+    request = rounds.ask(LONG, 2)
+    begin = working()
+    rounds.finish()
+    assert [load for _, *load in learned[:3]] == [[0, 12], [0, 12], [0, 31]]
+    assert all(seconds > 0 for seconds, *_ in learned)
+    assert sum(seconds for seconds, *_ in learned) <= working() - begin
+    assert request.output == alone(LONG, 2)
 
 
 def test_lanes_that_are_free_are_taken_with_other_options(monkeypatch: pytest.MonkeyPatch) -> None:

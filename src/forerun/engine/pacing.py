@@ -5,7 +5,7 @@ the longer the parts, the sooner those who wait for their first token join the r
 less for each the more they are.  A part is as long as keeps a round within `slowdown` times a usual
 one, by what the latest parts have added to theirs, which grows with the context.  A usual round has
 no part; how long it takes changes as answers grow, come and go, so a round is left without one now
-and then, and when all usual ones had far more rows.
+and then, and when the last usual one had far more or fewer rows.
 
 Some models read each row in a pass of its own, and short parts take as long as longer ones.  Where
 that fixed cost alone is too much, a part may add as much again by its tokens.
@@ -31,7 +31,7 @@ less: most requests are served in time, by `benchmarks/serve.py --slowdowns`."""
 ALIKE = 1.25  # times as many rows, or fewer, that a usual round may have to count as one
 FIRST = 2  # tokens of the first part, before anything was measured
 GROWTH = 1.5  # times the last part that the next one may be at most
-MOST_PACED_TOKENS = 448  # of a part, however quick it is: with 64 answers a pass of 512
+MOST_PACED_TOKENS = 512  # of a part, however quick it is
 UNMEASURED = 32  # tokens of a part at most while no usual round has been timed
 NUM_USUAL = 5  # latest rounds without prompts, of which the median counts
 CAUTION = 2 / 3  # of the latest parts were cheaper per token than the next one is taken to be
@@ -58,17 +58,17 @@ class Pacing:
     """Seconds per token of the latest rounds in which nobody was answered."""
     num_since_usual: int = 0
 
-    def num_tokens(self, num_answered: int) -> int:
+    def num_tokens(self, num_answered: int, room: int | None = None) -> int:
         """Prompt tokens for the next round; 0 if it shall be timed without.
 
         num_answered: rows that are being answered.
+        room: tokens that it takes at most beside them; None: it is not known to have an end.
         """
         if not num_answered:
             per_token = min(self.alone, default=ALONE_SECONDS / ALONE)  # of a long part
             return _at_least_one(ALONE_SECONDS, per_token, MOST_ALONE_TOKENS)
+        largest = MOST_PACED_TOKENS if room is None else room
         usual = [seconds for rows, seconds in self.usual if _are_alike(rows, num_answered)]
-        fewer = [seconds for rows, seconds in self.usual if rows < num_answered]
-        usual = usual or fewer[-1:]  # with fewer rows it takes no longer
         is_unknown = not usual
         if self.num_since_usual >= PROBE or (is_unknown and self.num_since_usual > 0):
             self.num_since_usual = 0
@@ -76,19 +76,19 @@ class Pacing:
         if not self.parts:
             return FIRST
         rows, _, last = self.parts[-1]
-        most = max(FIRST, int(GROWTH * last))
+        most = min(largest, max(FIRST, int(GROWTH * last)))
         if not self.usual:
             return min(most, UNMEASURED)
         alike = [part for part in self.parts if _are_alike(part[0], num_answered)]
         if not alike or is_unknown:
-            return max(1, int(last * min(1.0, num_answered / rows)))
+            return min(largest, max(1, int(last * min(1.0, num_answered / rows))))
         parts = [(size, max(0.0, seconds - median(usual))) for _, seconds, size in alike]
         spendable = (self.slowdown - 1) * median(usual)
         per_token = sorted(cost / size for size, cost in parts)[int(CAUTION * len(parts))]
         fixed, slope = _line(parts)
         if min(fixed, *(cost for _, cost in parts)) >= spendable:
             spendable, per_token = fixed, slope
-        return min(most, _at_least_one(spendable, per_token))
+        return min(most, _at_least_one(spendable, per_token, largest))
 
     def learn(self, seconds: float, num_answered: int, num_tokens: int) -> None:
         """A round took so long, in which so many rows were answered and prompt tokens read."""
@@ -102,7 +102,7 @@ class Pacing:
             self.num_since_usual = 0
 
 
-def _at_least_one(seconds: float, per_token: float, most: int = MOST_PACED_TOKENS) -> int:
+def _at_least_one(seconds: float, per_token: float, most: int) -> int:
     return max(1, int(min(most, seconds / max(per_token, 1e-9))))
 
 

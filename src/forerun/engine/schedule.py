@@ -60,6 +60,7 @@ class Schedule:
         self._pacing = None if slowdown is None else Pacing(slowdown)
         self._num_read = 0  # prompt tokens, of all requests
         self._stores_parts = True  # until a model turns out to store nothing
+        self._room: int | None = None  # for prompts, in the next round; None: any
         self._num_full = 0  # rounds in which nobody is admitted, because there was no room
 
     def submit(self, request: Request) -> None:
@@ -145,7 +146,7 @@ class Schedule:
         new = [(row, request) for row, request in seated if request.status is Status.READING]
         budget, ends = MOST_TOKENS, {}
         if self._pacing is not None and new:
-            budget = self._pacing.num_tokens(len(seated) - len(new))
+            budget = self._pacing.num_tokens(len(seated) - len(new), self._room)
 
             def place(pair: Seated) -> int:
                 row, request = pair
@@ -159,9 +160,10 @@ class Schedule:
             budget = max(0, budget - left)
         return ends
 
-    def learn(self, plan: RoundPlan, load: Load, seconds: float | None) -> None:
-        """A plan is executed: whether parts of texts were stored, and how long a round of this
-        load took, if that is known."""
+    def learn(self, plan: RoundPlan, load: Load, seconds: float | None, room: int | None) -> None:
+        """A plan is executed: whether parts of texts were stored, how long a round of this load
+        took, if that is known, and the prompt tokens that the next one has room for."""
+        self._room = room
         for span in plan.reading:
             if self._state.lengths[span.row] < span.end:
                 self._stores_parts = False

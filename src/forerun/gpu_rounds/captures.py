@@ -16,7 +16,7 @@ from forerun.gpu.heads_rows import HeadsRows
 from forerun.gpu.heads_storage import HeadsStorage
 from forerun.gpu.rows import GpuRows
 from forerun.gpu.storage import Storage
-from forerun.gpu_rounds.blocks import SIZES, block_size
+from forerun.gpu_rounds.blocks import block_sizes
 from forerun.gpu_rounds.lanes import Lanes
 from forerun.gpu_rounds.rounds import CapturedRound, RoundShape
 from forerun.gpu_rounds.tree_rounds import TreeRound
@@ -131,7 +131,7 @@ class Captures:
         too."""
         begin, made = working(), self._made(shape, drafts)
         if not made.is_ready:
-            sizes = {block_size(size, shape.num_tokens) for size in SIZES if shape.block}
+            sizes = set(block_sizes(shape.num_tokens)) if shape.block else set()
             shapes = [shape._replace(block=size) for size in sizes - {shape.block}]
             self._prepare([made, *(self._made(other, drafts) for other in shapes)])
             self.seconds += working() - begin

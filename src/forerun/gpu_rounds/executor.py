@@ -25,7 +25,7 @@ from forerun.engine.steering.ladder_policy import Ladder, Rungs
 from forerun.engine.stepwise import Decision, Stepwise
 from forerun.gpu.inference import inference
 from forerun.gpu.rows import GpuRows
-from forerun.gpu_rounds.blocks import SIZES, Part, block_size, count, fitting
+from forerun.gpu_rounds.blocks import Part, block_size, count, fitting, most_read
 from forerun.gpu_rounds.captures import MARGIN, Captures
 from forerun.gpu_rounds.device_drafter import DeviceDrafter
 from forerun.gpu_rounds.edits import fits_device
@@ -48,6 +48,8 @@ from forerun.rules.base import Rule
 from forerun.rules.types import DraftLength, Drawn
 from forerun.trees.tree import Tree
 
+FEW_TOKENS = 448
+"""Of prompts, that the first round of their answers reads."""
 FEW = 4
 """Requests on the device for each on the host, from which on the host's have every second round
 only: a pass of their own takes as long as a round of all others."""
@@ -177,7 +179,7 @@ class Captured:
                 torch.cuda.current_stream(self.device).synchronize()  # so that the time is theirs
             return None
         num_before = 0
-        if count(parts) > SIZES[-1] or self._drafter.hears:  # which reads the states of a prompt
+        if count(parts) > FEW_TOKENS or self._drafter.hears:  # which reads the states of a prompt
             self._state.feed(parts)
             num_before, parts = count(parts), ()
         texts = [span.request.tokens for span in plan.answering]
@@ -209,7 +211,10 @@ class Captured:
         self._flight = following
         if following is None:
             self._take_off(plan, decision, departure.parts)
-        return replace(decision, is_overlapped=self._flight is not None, is_timed=is_timed)
+        ahead = self._flight
+        room = None if ahead is None else most_read(ahead.round.shape.num_tokens)
+        is_overlapped = ahead is not None
+        return replace(decision, is_overlapped=is_overlapped, is_timed=is_timed, room=room)
 
     def _follow(self, flight: Flight, plan: RoundPlan, parts: Sequence[Part]) -> Flight | None:
         """Launch the next round in the same lanes, which stand on the device as the last one leaves

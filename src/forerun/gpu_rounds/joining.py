@@ -160,6 +160,7 @@ class Halves:
             is_overlapped=bool(second.waiting) and first.is_overlapped,
             is_timed=first.is_timed,
             load=first.load if second.waiting else None,
+            room=first.room,
             waiting=frozenset(
                 index for index, (decision, inner) in enumerate(order) if inner in decision.waiting
             ),

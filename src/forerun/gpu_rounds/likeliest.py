@@ -7,12 +7,16 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
+import triton
 
 from forerun.engine.request import Report
 from forerun.engine.results import TokenLogprob
+from forerun.gpu_rounds.kernels.likeliest import log_totals
 
 NUMBERS = (0, 1, 20)
 """Likeliest tokens that a round finds at each place."""
+MOST_AT_ONCE, NUM_WARPS = 4096, 8
+"""Tokens of a row that its program reads at a time, and its warps."""
 
 
 def number_of(wanted: Sequence[int | None]) -> int | None:
@@ -30,6 +34,7 @@ class Likeliest:
         self._count, self._num_rows = count, len(above) + 1
         width = self._num_rows * (2 + 2 * count)
         self.table = torch.zeros((num_lanes, width), device=device)  # ids are exact below 2^24
+        self._totals = torch.zeros((num_lanes, self._num_rows), device=device)
         self._lanes = torch.arange(num_lanes, device=device)
         self._above = torch.tensor(above, dtype=torch.int64, device=device)
 
@@ -38,7 +43,11 @@ class Likeliest:
         lanes, count, last = self._lanes, self._count, logits.shape[2] - 1
         nodes = logits[lanes[:, None], self._above[None], drafts.clamp(0, last)]
         extra = logits[lanes, outcome.reached.long(), outcome.extra.clamp(0, last)]
-        parts = [torch.logsumexp(logits, -1), nodes, extra[:, None]]
+        block = min(MOST_AT_ONCE, triton.next_power_of_2(last + 1))
+        log_totals[(self._totals.numel(),)](
+            logits, self._totals, V=last + 1, BLOCK=block, num_warps=NUM_WARPS
+        )
+        parts = [self._totals, nodes, extra[:, None]]
         if count:
             best = torch.topk(logits, min(count, last + 1), -1) if count > 1 else None
             values, ids = best or torch.max(logits, -1, keepdim=True)
