@@ -126,12 +126,17 @@ class Captures:
         """The draft length of rounds that read prompts instead of this one."""
         return max(most for most in BESIDE if most <= length) if self._is_steered else length
 
-    def round(self, shape: RoundShape, drafts: DraftRows | None) -> CapturedRound:
-        """The round of this shape, captured; with a block, those of all other blocks are captured
-        too."""
+    def round(
+        self, shape: RoundShape, drafts: DraftRows | None, *, goes_on: bool = False
+    ) -> CapturedRound:
+        """The round of this shape, captured.
+
+        goes_on: others are answered, so prompts of all lengths may come: with a block, rounds with
+            all others are captured too.
+        """
         begin, made = working(), self._made(shape, drafts)
         if not made.is_ready:
-            sizes = set(block_sizes(shape.num_tokens)) if shape.block else set()
+            sizes = set(block_sizes(shape.num_tokens)) if shape.block and goes_on else set()
             shapes = [shape._replace(block=size) for size in sizes - {shape.block}]
             self._prepare([made, *(self._made(other, drafts) for other in shapes)])
             self.seconds += working() - begin

@@ -377,7 +377,7 @@ class Captured:
         for row, at, part in inside:
             self._state.reserve(row, at, at + len(part))
         captures.warm_up(shape, drafts)
-        made = captures.round(shape, drafts)
+        made = captures.round(shape, drafts, goes_on=behind is not None)
         places = dict(zip(order, zip(spans, texts, asked, able, strict=True), strict=True))
         nobody: tuple[Any, ...] = (None, (), 0, False)
         by_lane = [places.get(lane, nobody) for lane in range(num_lanes)]
