@@ -132,9 +132,9 @@ def test_prompts_are_read_in_the_rounds_of_others(
     rounds.engine.step()
     rounds.engine.step()
     others = [rounds.ask(LONG, 4), rounds.ask(LONG[3:9], 4)]
-    rounds.engine.step()
+    assert [request for request, _ in rounds.engine.step()] == [first]
     assert [request.num_output for request in others] == [0, 0]
-    rounds.engine.step()
+    assert all(gained for _, gained in rounds.engine.step())
     assert all(request.num_output for request in others)
     rounds.finish()
     assert rounds.num_apart == 0

@@ -169,7 +169,8 @@ class Engine:
             span.request.stats.compiling += compiling
             if span.request.finish_reason is not None:
                 self._leave(span.row)
-        return ended + list(zip(answered, gained, strict=True))
+        told = enumerate(zip(answered, gained, strict=True))
+        return ended + [pair for index, pair in told if index not in decision.waiting]
 
     def _commit(self, plan: RoundPlan, decision: Decision) -> list[int]:
         """Append what each request keeps, and count: how many tokens each gained."""
