@@ -23,6 +23,7 @@ from forerun.engine.engine import Engine  # noqa: E402
 from forerun.generation.intake import make_request  # noqa: E402
 from forerun.gpu import forward  # noqa: E402
 from forerun.gpu.model import GpuModel  # noqa: E402
+from forerun.gpu.pool import Page, Pool  # noqa: E402
 from forerun.gpu_rounds.choosing import executor_of  # noqa: E402
 from forerun.gpu_rounds.executor import Captured  # noqa: E402
 
@@ -137,3 +138,46 @@ def test_the_pool_of_a_drafter_that_is_gone_is_freed() -> None:
     assert again._state.storage is storage
     assert len(storage.rounds) < num_rounds
     assert keys() is None
+
+
+@pytest.mark.slow
+def test_a_round_on_its_way_is_worth_nothing_once_its_pages_are_gone(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A request goes back to the queue while a round for it is on its way, another one takes over
+    its pages, and it enters the same row again with the same text."""
+    take = Pool.take
+
+    def poisoned(self: Pool) -> Page:
+        page = take(self)
+        for part in self.tensors[:2]:
+            part[:, page.number] = torch.nan
+        return page
+
+    monkeypatch.setattr(Pool, "take", poisoned)
+    model = build()
+    full, roomy = GpuModel(model).on_trial(8), GpuModel(model).on_trial(64)
+    greedy, patient = (
+        Engine(
+            full, executor_of=executor_of, drafter=None, num_rows=num_rows, draft_length=0,
+            rule=rules.get("match"),
+        )
+        for num_rows in (2, 1)
+    )  # fmt: skip
+    asked = AnswerOptions(SAMPLING, max_new_tokens=6, ignore_eos=True)
+    first, sent_back, third = (make_request(full, prompt, asked) for prompt in PROMPTS)
+    greedy.submit(first)
+    patient.submit(sent_back)
+    while not sent_back.stats.preemptions:
+        greedy.step()
+        patient.step()
+    greedy.submit(third)
+    while greedy.busy:
+        greedy.step()
+    assert patient._state.lengths == [0]
+    while patient.busy:
+        patient.step()
+    alone: Any = fr.generate(
+        roomy, PROMPTS, drafter=None, sampling=SAMPLING, max_new_tokens=6, ignore_eos=True
+    )
+    assert sent_back.output == alone[1].tokens
