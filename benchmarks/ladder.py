@@ -5,7 +5,7 @@ under the target's noise; `ratio` and `block`, which divide by the drafter's law
 likeliest tokens, and trees of those that arrive first in the race.  All are lossless.
 
     python benchmarks/ladder.py [SPEC_BENCH.jsonl] [--drafter heads] [--temperature 0.8 1.0]
-        [--per-group 8] [--max-new-tokens 64] [--batch-size 1] [--output ladder]
+        [--per-group 8] [--max-new-tokens 64] [--batch-size 1] [--only RUNG ...] [--output ladder]
 
 Tokens per second are reported for single requests only.
 """
@@ -45,6 +45,12 @@ RUNGS: dict[str, dict[str, Any]] = {
 }
 
 
+GAINS = {
+    "raced chains over the likeliest": ("raced", "the likeliest, kept if equal"),
+    "raced trees over trees of the likeliest": ("raced tree", "tree of the likeliest"),
+}
+
+
 @dataclass
 class Likeliest(PassingOn):
     """Asks a drafter for its likeliest tokens, whatever noise the target will meet."""
@@ -68,12 +74,13 @@ def climb(
     temperature: float,
     size: int,
     batch_size: int,
+    rungs: Sequence[str],
 ) -> dict[str, Any]:
     """For each rung the statistics of all prompts, in their order."""
     found: dict[str, Any] = {}
     samplings = [Sampling(temperature=temperature, seed=seed) for seed in range(len(prompts))]
-    for name, about in RUNGS.items():
-        how: dict[str, Any] = {"draft_length": DEPTH, "drafter": drafter} | about
+    for name in rungs:
+        how: dict[str, Any] = {"draft_length": DEPTH, "drafter": drafter} | RUNGS[name]
         if how.pop("is_likeliest", False):
             how["drafter"] = Likeliest(drafter)
         if how["drafter"] is None:
@@ -145,6 +152,7 @@ def main() -> None:
     parser.add_argument("--per-group", type=int, default=8)
     parser.add_argument("--max-new-tokens", type=int, default=64)
     parser.add_argument("--temperature", type=float, nargs="*", default=[0.8, 1.0])
+    parser.add_argument("--only", nargs="*", default=list(RUNGS), choices=RUNGS, metavar="RUNG")
     parser.add_argument("--batch-size", type=int, default=1)
     parser.add_argument("--output", default="ladder", help="name of the JSON file")
     args = parser.parse_args()
@@ -155,19 +163,17 @@ def main() -> None:
     for temperature in args.temperature:
         print(f"temperature {temperature:g}, tokens per round")
         size = args.max_new_tokens
-        found = climb(target, drafter, asked, temperature, size, args.batch_size)
+        found = climb(target, drafter, asked, temperature, size, args.batch_size, args.only)
         pairs = {name: np.array([counts(a) for a in answers]) for name, answers in found.items()}
-        gain = interval(pairs["raced tree"], pairs["tree of the likeliest"])
-        coupled = interval(pairs["raced"], pairs["the likeliest, kept if equal"])
-        print("  raced tree over a tree of the likeliest: {ratio:.3f} ({low:.3f} to {high:.3f})"
-              .format(**gain))  # fmt: skip
-        print("  raced over the likeliest, chains: {ratio:.3f} ({low:.3f} to {high:.3f})"
-              .format(**coupled))  # fmt: skip
+        gains = {}
+        for name, (one, other) in GAINS.items():
+            if one in pairs and other in pairs:
+                gains[name] = interval(pairs[one], pairs[other])
+                print("  {}: {ratio:.3f} ({low:.3f} to {high:.3f})".format(name, **gains[name]))
         tables[str(temperature)] = {
             "prompts": len(asked),
             "rungs": table(found, groups, args.batch_size == 1),
-            "raced_tree_over_likeliest_tree": gain,
-            "raced_over_likeliest": coupled,
+            "gains": gains,
         }
     about = {"drafter": Path(args.drafter).name, "max_new_tokens": args.max_new_tokens}
     about |= {"nodes": NUM_NODES, "depth": DEPTH, "groups": list(GROUPS)}

@@ -25,7 +25,7 @@ from forerun.trees.sibling_laws import Children
 XP = compat.array_namespace(np.empty(0))
 Node = tuple[Growth, int]
 
-NUM_RACERS = 32
+NUM_RACERS = 128  # as many as in compiled lines: the law of a flat level has much beyond the first
 
 
 def grow(
