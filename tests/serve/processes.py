@@ -35,7 +35,7 @@ def save_tiny(folder: Path) -> str:
 class ServerProcess:
     """A running `forerun serve`."""
 
-    def __init__(self, *words: str, seconds: float = 180.0) -> None:
+    def __init__(self, *words: str, seconds: float = 600.0) -> None:
         source = str(Path(forerun.__file__).parents[1])
         environment = {**os.environ, "PYTHONPATH": source, "OMP_NUM_THREADS": "1"}
         self.process = subprocess.Popen(
@@ -46,7 +46,12 @@ class ServerProcess:
             text=True,
         )
         self.printed = ""
-        self.port = self._wait_until_ready(time.monotonic() + seconds)
+        try:
+            self.port = self._wait_until_ready(time.monotonic() + seconds)
+        except BaseException:
+            self.process.kill()
+            self.process.wait()
+            raise
 
     def _wait_until_ready(self, deadline: float) -> int:
         """Read what it prints up to the last line of its welcome."""
@@ -152,7 +157,7 @@ def chat_body(content: str = "the quick brown fox", **options: Any) -> dict[str,
 
 
 @contextmanager
-def server(*words: str, seconds: float = 180.0) -> Iterator[ServerProcess]:
+def server(*words: str, seconds: float = 600.0) -> Iterator[ServerProcess]:
     """A server that is gone afterwards.  seconds: to start in."""
     process = ServerProcess("--port", "0", *words, seconds=seconds)
     try:
