@@ -13,6 +13,7 @@ import argparse
 import http.client
 import json
 import multiprocessing
+import os
 import sys
 import tempfile
 import time
@@ -46,7 +47,7 @@ def main() -> None:
     parser.add_argument("--laps", type=int, default=4)
     parser.add_argument("--max-tokens", type=int, default=16)
     parser.add_argument("--output", default="neighbours", metavar="NAME", help="of the JSON file")
-    args = parser.parse_args()
+    args, load = parser.parse_args(), os.getloadavg()[0]
     with tempfile.TemporaryDirectory() as folder:
         keys = Path(folder) / "keys.txt"
         keys.write_text("".join(f"{name}:{secret(name)}\n" for name in KEYS))
@@ -55,7 +56,8 @@ def main() -> None:
             results = measure(port, args)
     ratio = results["times_alone"]
     print(f"{'✓' if ratio <= ENOUGH else '✗'} p95 is {ratio:.2f} times as long as alone")
-    save(args.output, {"settings": vars(args), "holds": ratio <= ENOUGH, "results": results})
+    about = {"load_average": load, "settings": vars(args), "holds": ratio <= ENOUGH}
+    save(args.output, {**about, "results": results})
     sys.exit(ratio > ENOUGH)
 
 
