@@ -52,7 +52,7 @@ def test_a_pass_has_the_bits_of_the_weights_written_out(how: dict[str, Any]) -> 
 def test_passes_of_all_sizes_have_the_same_bits() -> None:
     """Also one whose weights are written out first."""
     torch.manual_seed(1)
-    model, plain = packed_model(**FORMATS["several formats in one product"])
+    model, plain = packed_model(**FORMATS["float8, a scale for each row"])
     target = GpuModel(model)
     whole = fed(target, 48)
     for sizes in ((6,) * 8, (47, 1)):
