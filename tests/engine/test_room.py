@@ -225,7 +225,7 @@ def test_a_text_that_rests_makes_room() -> None:
 def test_a_prompt_that_never_fits_is_refused_and_a_long_answer_ends_where_room_does() -> None:
     target = Cramped(4)
     engine = engine_of(target)
-    with pytest.raises(fr.InputError, match=r"33 tokens, where 24 fit.*--gpu-memory"):
+    with pytest.raises(fr.UnsupportedError, match=r"33 tokens, where 24 fit.*--gpu-memory"):
         engine.submit(request_of(prompt_of(1, 33)))
     long = request_of(prompt_of(1, 20), count=50)
     engine.submit(long)
@@ -266,7 +266,7 @@ def test_clients_that_leave_give_their_room_back() -> None:
 
     async def play() -> list[list[int]]:
         async with fr.AsyncEngine(target, drafter=None, max_batch=3) as engine:
-            with pytest.raises(fr.InputError, match="never room"):
+            with pytest.raises(fr.UnsupportedError, match="never room"):
                 engine.submit(prompt_of(1, 90))
             answers = [
                 engine.submit(prompt_of(number, 30), sampling=fr.Sampling(seed=number),

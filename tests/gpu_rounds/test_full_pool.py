@@ -107,7 +107,7 @@ def test_texts_of_an_engine_that_rests_make_room_for_another() -> None:
 
 def test_a_prompt_longer_than_the_pool_is_refused() -> None:
     full = GpuModel(build()).on_trial(8)
-    with pytest.raises(fr.InputError, match=r"100 tokens, where 79 fit.*--gpu-memory"):
+    with pytest.raises(fr.UnsupportedError, match=r"100 tokens, where 79 fit.*--gpu-memory"):
         fr.generate(full, list(range(10)) * 10, drafter=None, max_new_tokens=1)
 
 

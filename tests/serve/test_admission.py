@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 from desks import DRAFTERS, plain, with_desk
-from serving import an_ask, gated, until
+from serving import Babbler, an_ask, gated, until
 
 from forerun.engine.results import Piece, Stats
 from forerun.serve.admission import admission as desk_module
@@ -51,6 +51,29 @@ def test_a_full_queue_says_when_to_try_again() -> None:
         await desk.enter(an_ask(), request_id="late").results()
 
     with_desk(work, target, max_batch=1, max_queue=2)
+
+
+class Small(Babbler):
+    """A model whose memory has room for 40 tokens."""
+
+    def longest(self, state: Any) -> int:
+        return 40
+
+    def reserve(self, state: Any, row: int, length: int) -> bool:
+        return length <= 40
+
+    def rest(self, state: Any, row: int) -> None: ...
+
+
+def test_a_prompt_that_never_fits_the_memory_is_the_clients_mistake() -> None:
+    async def work(desk: Desk) -> None:
+        with pytest.raises(ApiError, match="tokens, where 39 fit") as caught:
+            await desk.enter(an_ask("long " * 10), request_id="long").results()
+        assert caught.value.status == 400
+        answers = await desk.enter(an_ask(), request_id="short").results()
+        assert answers[0].finish_reason in ("length", "stop", "context")
+
+    with_desk(work, Small())
 
 
 def test_nobody_can_keep_other_owners_out() -> None:

@@ -15,7 +15,7 @@ from itertools import pairwise
 from time import sleep
 
 from forerun.base.clock import compiled, now, working
-from forerun.base.errors import InputError, ends_process, explain, shown
+from forerun.base.errors import UnsupportedError, ends_process, explain, shown
 from forerun.drafters.base import Drafter
 from forerun.engine.drafting import Drafting
 from forerun.engine.executors import ChooseExecutor, step_by_step
@@ -117,7 +117,7 @@ class Engine:
         if len(request.tokens) >= most:
             received = f"{len(request.tokens)} tokens, where {most - 1} fit"
             cure = "Shorten it, or give the model more memory: gpu_memory, or --gpu-memory."
-            raise InputError(explain("There is never room for this text.", received, cure))
+            raise UnsupportedError(explain("There is never room for this text.", received, cure))
         if request.limit > most - len(request.prompt):
             request.limit, request.limit_reason = most - len(request.prompt), "context"
 

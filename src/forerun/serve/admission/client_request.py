@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from forerun.base.clock import now
-from forerun.base.errors import LOG, GenerationError
+from forerun.base.errors import LOG, GenerationError, UnsupportedError
 from forerun.engine.request import Request, Status
 from forerun.engine.results import Fate, Generation, Piece, Seconds, Stats, TokenLogprob
 from forerun.generation.intake import make_request
@@ -337,7 +337,10 @@ class Ticket(AsyncIterator[tuple[int, Piece]]):
             options, given = request.options, progress.tokens
             request = make_request(self._target, request.prompt, options, given=given)
         request.deadline = self._deadline
-        answer = engine.enqueue(request)
+        try:
+            answer = engine.enqueue(request)
+        except UnsupportedError as error:  # its text never fits the memory
+            raise ApiError(str(error)) from error
         answer.when_entered(self._start)
         return answer
 
