@@ -32,7 +32,6 @@ import pytest
 from forerun.lean import shape
 shape.DOT_PRODUCTS, shape.HAS_DOT_PRODUCTS = sys.argv[1], True
 shape.LANES, shape.TOKENS = map(int, sys.argv[2:4])
-shape.HAS_MATRIX_PRODUCTS = False
 sys.exit(pytest.main(["-m", "not slow", *sys.argv[4:]]))
 """
 

@@ -13,7 +13,7 @@ from numba.core.event import Listener, register
 from numba.extending import intrinsic as numba_intrinsic
 
 from forerun.base import clock
-from forerun.lean.shape import DOT_PRODUCTS, HAS_MATRIX_PRODUCTS
+from forerun.lean.shape import DOT_PRODUCTS
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 
@@ -162,7 +162,7 @@ def intrinsic(writer: Callable[..., Any]) -> Callable[..., Any]:
 def sources() -> int:
     """A digest of all files of this package, of the files whose constants it uses, and of the kind
     of byte products: it changes when compiled code may have changed."""
-    digest = sha256(f"{DOT_PRODUCTS} {HAS_MATRIX_PRODUCTS}".encode())
+    digest = sha256(DOT_PRODUCTS.encode())
     here = Path(__file__).parent
     others = [
         here.parent / name for name in ("base/arrays.py", "noise/addresses.py", "noise/philox.py")

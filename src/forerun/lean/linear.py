@@ -16,7 +16,6 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from forerun.lean import matrix_tile
 from forerun.lean.dots import DOTS, LIMBS_4, LIMBS_8
 from forerun.lean.formats import BLOCK, Format
 from forerun.lean.jit import counted, inlined, inner
@@ -30,15 +29,8 @@ from forerun.lean.limb_tile import (
     multiply_limbs_block8,
 )
 from forerun.lean.limbs import COARSE, FINE, cut_block_coarse, cut_block_fine
-from forerun.lean.matrix_tile import (
-    multiply_matrix_block4,
-    multiply_matrix_block4k,
-    multiply_matrix_block5k,
-    multiply_matrix_block6k,
-    multiply_matrix_block8,
-)
 from forerun.lean.scalar import exp
-from forerun.lean.shape import HAS_MATRIX_PRODUCTS, LANES, TOKENS
+from forerun.lean.shape import LANES, TOKENS
 from forerun.lean.tile import (
     multiply_bfloat16,
     multiply_block4,
@@ -69,7 +61,6 @@ CHUNK = 4 * BLOCK  # inputs
 FLOAT32, BFLOAT16, FLOAT16 = int(Format.FLOAT32), int(Format.BFLOAT16), int(Format.FLOAT16)
 BLOCK8, BLOCK4 = int(Format.BLOCK8), int(Format.BLOCK4)
 FIRST_OF_LIMBS = BLOCK8 if LIMBS_8 else BLOCK4  # the first format that is multiplied with limbs
-GROUP = matrix_tile.TOKENS
 MOST_TOKENS, BEST_TOKENS = DOTS.most_tokens, DOTS.best_tokens
 FINE_BYTES, COARSE_BYTES = FINE.num_bytes, COARSE.num_bytes
 
@@ -187,15 +178,9 @@ def panel_of_limbs(
     """Multiply one panel with activations that `limbs` split into bytes, a tile of tokens at a
     time; the panel is small and stays in the cache."""
     w, at, format, stride = m.panels, m.panel_at[place], m.format[place], limbs.shape[1]
-    begin = 0
-    if HAS_MATRIX_PRODUCTS and m.is_coarse is None and num_tokens >= GROUP:
-        groups = num_tokens // GROUP
-        panel_of_groups(m, format, limbs, at, blocks, sums, groups)
-        begin = groups * GROUP
-    rest = num_tokens - begin
-    tiles = min(1, rest) if rest <= MOST_TOKENS else (rest + BEST_TOKENS - 1) // BEST_TOKENS
+    tiles = 1 if num_tokens <= MOST_TOKENS else (num_tokens + BEST_TOKENS - 1) // BEST_TOKENS
     for tile in range(tiles):
-        first, last = begin + rest * tile // tiles, begin + rest * (tile + 1) // tiles
+        first, last = num_tokens * tile // tiles, num_tokens * (tile + 1) // tiles
         x_at, y_at, count = first * stride, first * LANES, last - first
         if m.is_coarse is not None:
             if LIMBS_8 and format == BLOCK8:
@@ -208,39 +193,6 @@ def panel_of_limbs(
             multiply_limbs_block4(limbs, x_at, stride, w, at, blocks, sums, y_at, LANES, count)
         else:
             multiply_limbs_k(m.has_k_quants, format, limbs, x_at, w, at, blocks, sums, y_at, count)
-
-
-@inner
-def panel_of_groups(
-    m: Matrices, format: int, limbs: Bytes, at: int, blocks: int, sums: Floats, groups: int
-) -> None:
-    """Multiply one panel, which begins at `at`, with groups of tokens by products of matrices."""
-    w, stride = m.panels, limbs.shape[1]
-    if not HAS_MATRIX_PRODUCTS:
-        return
-    if format == BLOCK8:
-        multiply_matrix_block8(limbs, stride, w, at, blocks, sums, LANES, groups)
-    elif format == BLOCK4:
-        multiply_matrix_block4(limbs, stride, w, at, blocks, sums, LANES, groups)
-    else:
-        multiply_matrix_k(m.has_k_quants, format, limbs, w, at, blocks, sums, groups)
-
-
-@inner
-def multiply_matrix_k(
-    has_k_quants: Any, format: int, limbs: Bytes, w: Bytes, at: int, blocks: int, sums: Floats,
-    groups: int,
-) -> None:  # fmt: skip
-    """Multiply the limbs of groups of tokens with the K-quant panel at `at`, into sums."""
-    if has_k_quants is None:
-        return
-    stride = limbs.shape[1]
-    if format == BLOCK6K:
-        multiply_matrix_block6k(limbs, stride, w, at, blocks, sums, LANES, groups)
-    elif format == BLOCK5K:
-        multiply_matrix_block5k(limbs, stride, w, at, blocks, sums, LANES, groups)
-    else:
-        multiply_matrix_block4k(limbs, stride, w, at, blocks, sums, LANES, groups)
 
 
 @inner

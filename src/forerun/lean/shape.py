@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import os
 import platform
 from pathlib import Path
@@ -18,10 +17,6 @@ X86 = {
     "madd256": ("avx2", "fma", "f16c"),
 }
 """The features of an x86 processor that each kind of `dots` needs, the best kind first."""
-
-
-ARCH_PRCTL, ASK_FOR_REGISTERS, TILE_DATA = 158, 0x1023, 18
-"""Linux's number of a system call, and its arguments that ask for registers of matrices."""
 
 
 class Shape(NamedTuple):
@@ -77,22 +72,10 @@ def _has_sdot() -> bool:
         return False
 
 
-def multiplies_matrices() -> bool:
-    """Whether this process may use the instructions of `matrix_tile`: the processor has them, and
-    Linux reserves room for their registers when it is asked to."""
-    features = known_features().split(",")
-    if DOT_PRODUCTS != "vnni512" or not {"+amx-tile", "+amx-int8"} <= {*features}:
-        return False
-    if platform.system() != "Linux" or os.environ.get("FORERUN_MATRIX_PRODUCTS") == "0":
-        return False
-    return bool(ctypes.CDLL(None).syscall(ARCH_PRCTL, ASK_FOR_REGISTERS, TILE_DATA) == 0)
-
-
 LANES, TOKENS = best_shape()
 READS_HALVES = "+f16c" in known_features() or is_arm()
 """Whether an instruction reads float16.  Without one LLVM calls a library that may be missing."""
 DOT_PRODUCTS = dot_products()
-HAS_MATRIX_PRODUCTS = multiplies_matrices()
 HAS_DOT_PRODUCTS = DOT_PRODUCTS != ""
 """Whether block formats are multiplied by `limb_tile`, in passes of every size, or by `tile`.  The
 two round differently, so the choice changes results as well as speed.  All instructions of `dots`
