@@ -275,8 +275,19 @@ UNFIT: dict[str, tuple[Any, str]] = {
     "float32": (lambda: build(dtype=torch.float32), "its weights are float32"),
     "two dtypes": (lambda: mixed_dtypes(), "float16, float32"),
     "another class": (Other, "it is not one of"),
+    "a rotary table that changes": (
+        lambda: build(rope_parameters={"rope_type": "dynamic", "rope_theta": 1e4, "factor": 2.0}),
+        "rotary table (dynamic) changes",
+    ),
+    "experts that were replaced": (lambda: without_experts(), "experts were replaced"),
     "another activation": (lambda: build(hidden_act="gelu"), "gelu"),
 }
+
+
+def without_experts() -> Any:
+    model = build("qwen3_moe", num_experts=4, num_experts_per_tok=2, moe_intermediate_size=16)
+    model.model.layers[0].mlp.experts.gate_up_proj = None
+    return model
 
 
 def mixed_dtypes() -> Any:

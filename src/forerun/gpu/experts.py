@@ -18,7 +18,8 @@ from forerun.kernels.early_launch import dependent_launch
 
 ROUTED = 16  # tokens and experts of a program that routes; other numbers may give other bits
 FEW_TOKENS, FEW_PLACES, MANY_PLACES = 128, 16, 64  # places of a tile, in passes of few or many
-COLUMNS, DEPTH, WARPS, STAGES = 32, 128, 4, 4
+COLUMNS, WARPS, STAGES = 32, 4, 4
+STEPS = (128, 64, 32)  # inputs at a time: the first that divides them spares the masks
 
 
 class ExpertScratch:
@@ -42,6 +43,11 @@ class ExpertScratch:
         self.outer = empty(pairs, like.shape[1] if pairs else 0, dtype=like.dtype)
 
 
+def _step(depth: int) -> int:
+    """Inputs at a time of a product with this many."""
+    return next((step for step in STEPS if depth % step == 0), STEPS[1])
+
+
 def queue_experts(
     w: Weights, experts: ExpertWeights, num_tokens: int, rows: Any, source: Any, squares: Any,
     scratch: ExpertScratch,
@@ -56,24 +62,23 @@ def queue_experts(
     places = FEW_PLACES if m <= FEW_TOKENS else MANY_PLACES
     pairs = m * form.chosen
     tiles = min(pairs, form.total + pairs // places)
-    common = {"K": w.hidden, "P": squares.shape[1], **pdl}
+    common = {"K": w.hidden, "P": squares.shape[1], "BK": _step(w.hidden), **pdl}
+    how = {"num_warps": WARPS, "num_stages": STAGES}
     route[(-(-m // ROUTED), -(-form.total // ROUTED))](
         source, squares, experts.router, experts.router_bias, rows, scratch.scores,
         scratch.chosen, scratch.weights, scratch.order, scratch.experts, scratch.done, m, tiles,
         w.eps, E=form.total, EP=triton.next_power_of_2(max(form.total, ROUTED)), TOP=form.chosen,
-        TP=triton.next_power_of_2(form.chosen), BN=ROUTED, BK=DEPTH, MP=ROUTED, TILE=places,
-        BIAS=experts.router_bias is not None, NORMED=form.is_normed, num_warps=WARPS,
-        num_stages=STAGES, **common,
+        TP=triton.next_power_of_2(form.chosen), BN=ROUTED, MP=ROUTED, TILE=places,
+        BIAS=experts.router_bias is not None, NORMED=form.is_normed, **how, **common,
     )  # fmt: skip
-    how = {"TOP": form.chosen, "BK": DEPTH, "MP": places, "num_warps": WARPS, "num_stages": STAGES}
     open_experts[(tiles, -(-inner // COLUMNS))](
         source, squares, experts.gate_up, experts.gate_up_bias, scratch.order, scratch.experts,
-        scratch.inner, w.eps, alpha, limit, D=inner, BN=COLUMNS,
+        scratch.inner, w.eps, alpha, limit, D=inner, TOP=form.chosen, BN=COLUMNS, MP=places,
         BIAS=experts.gate_up_bias is not None, KIND=w.form.activation, TURNS=form.takes_turns,
         **how, **common,
     )  # fmt: skip
     close_experts[(tiles, -(-w.hidden // COLUMNS))](
         scratch.inner, experts.down, experts.down_bias, scratch.order, scratch.experts,
-        scratch.outer, N=w.hidden, D=inner, BN=COLUMNS, BK=DEPTH, MP=places,
-        BIAS=experts.down_bias is not None, num_warps=WARPS, num_stages=STAGES, **pdl,
+        scratch.outer, N=w.hidden, D=inner, BN=COLUMNS, BK=_step(inner), MP=places,
+        BIAS=experts.down_bias is not None, **how, **pdl,
     )  # fmt: skip

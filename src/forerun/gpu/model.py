@@ -204,6 +204,11 @@ class GpuModel(NotPickled, GpuPass):
         return FirstLayers(self, num_layers, state, state.shallow(num_layers))
 
     @property
+    def is_routed(self) -> bool:
+        """Whether a change in the last bits may choose another expert."""
+        return "experts" in self._weights.form.features
+
+    @property
     def decides_on_device(self) -> bool:
         """Whether its logits can be judged where they are."""
         return True
