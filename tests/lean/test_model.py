@@ -70,6 +70,7 @@ ARCHITECTURES = {
     "qwen2, window in one layer": ("qwen2", WINDOWED),
     "ministral": ("ministral", {"sliding_window": 8, "head_dim": 16}),
     "smollm3, a layer that turns nothing": ("smollm3", {"no_rope_layers": [1, 0]}),
+    "phi3, fused": ("phi3", {"sliding_window": 8}),
     "seed-oss, biases": (
         "seed_oss",
         {"head_dim": 16, "attention_bias": True, "attention_out_bias": True, "mlp_bias": True},

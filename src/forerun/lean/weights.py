@@ -31,6 +31,7 @@ SERVED = frozenset(
         "norms after attention and MLP",
         "GELU",
         "a scaled embedding",
+        "fused matrices",
     }
 )
 """What the pass computes beyond a Llama (`Form.features`)."""
@@ -138,10 +139,14 @@ def unfit(model: Any, int8: bool = False) -> str:
 
 def _matrices(model: Any, int8: bool) -> Matrices:
     """All matrices, in the order in which a pass uses them."""
-    return join(
-        Part([_weight(module, int8) for module in modules], list(map(_bias, modules)), takes_turns)
-        for modules, takes_turns in _modules(model)
-    )
+    return join(_part(modules, takes_turns, int8) for modules, takes_turns in _modules(model))
+
+
+def _part(modules: Sequence[Any], takes_turns: bool, int8: bool) -> Part:
+    weights, biases = [_weight(module, int8) for module in modules], list(map(_bias, modules))
+    if takes_turns and len(modules) == 1:  # gate and up are one matrix in the model
+        weights, biases = np.split(weights[0], 2), np.split(biases[0], 2)
+    return Part(weights, biases, takes_turns)
 
 
 def _weight(module: Any, int8: bool) -> Floats:
@@ -149,9 +154,10 @@ def _weight(module: Any, int8: bool) -> Floats:
 
 
 def _modules(model: Any) -> list[tuple[tuple[Any, ...], bool]]:
-    """The linear layers of each matrix, and whether their panels alternate."""
-    parts = [part for layer in model.model.layers for part in linear_parts(layer)]
-    return [*((tuple(part), len(part) == 2) for part in parts), ((model.lm_head,), False)]
+    """The linear layers of each matrix, and whether panels alternate: those of gate and up do."""
+    layers = map(linear_parts, model.model.layers)
+    parts = [(tuple(part), number == 2) for parts in layers for number, part in enumerate(parts)]
+    return [*parts, ((model.lm_head,), False)]
 
 
 def _bias(module: Any) -> Floats:
