@@ -27,9 +27,9 @@ from typing import Any
 import torch
 
 import forerun as fr
-from forerun.gpu.forward import PassShape, num_chunks
 from forerun.gpu.model import GpuModel
 from forerun.gpu.rows import Line, fill
+from forerun.gpu.shapes import PassShape, num_chunks
 from forerun.models.huggingface import HuggingFaceModel
 from llama_pair import Pair
 from machine import result_file

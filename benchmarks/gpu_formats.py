@@ -17,9 +17,9 @@ from typing import Any
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from forerun.gpu.forward import PassShape, num_chunks
 from forerun.gpu.model import GpuModel
 from forerun.gpu.rows import Line, fill
+from forerun.gpu.shapes import PassShape, num_chunks
 from forerun.gpu.storage import CapturedPass
 from forerun.models.packed import Packed, PackedLinear, packed
 from gpu import bandwidth, milliseconds

@@ -25,9 +25,9 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 import forerun as fr
 from forerun.doctor.diagnosis import diagnose
-from forerun.gpu.forward import PassShape, num_chunks
 from forerun.gpu.model import GpuModel
 from forerun.gpu.rows import Line, fill
+from forerun.gpu.shapes import PassShape, num_chunks
 from forerun.models.huggingface import HuggingFaceModel
 from gpu import bandwidth, milliseconds
 from machine import save

@@ -20,9 +20,10 @@ from typing import Any
 import torch
 import triton
 
-from forerun.gpu.forward import FEWEST, PassShape, num_chunks
+from forerun.gpu.forward import FEWEST
 from forerun.gpu.model import GpuModel
 from forerun.gpu.rows import Line, fill
+from forerun.gpu.shapes import PassShape, num_chunks
 from forerun.gpu.storage import CapturedPass
 from forerun.gpu.tiles import TILES, Tile, chosen
 from forerun.kernels.compiling import compile_together

@@ -11,7 +11,7 @@ pytest.importorskip("transformers")
 from interpreting import IN_INTERPRETER  # noqa: E402
 from tiny import Reference, build, error  # noqa: E402
 
-from forerun.gpu import forward  # noqa: E402
+from forerun.gpu import forward, shapes  # noqa: E402
 from forerun.gpu.model import GpuModel  # noqa: E402
 
 pytestmark = IN_INTERPRETER
@@ -23,7 +23,7 @@ TEXT = [(7 * place * place + 3) % 40 for place in range(300)]
 @pytest.fixture
 def small_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of 16 keys in place of 128."""
-    monkeypatch.setattr(forward, "CHUNK", 16)
+    monkeypatch.setattr(shapes, "CHUNK", 16)
     monkeypatch.setattr(forward, "BLOCK_KEYS", 16)
 
 

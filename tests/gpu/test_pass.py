@@ -16,7 +16,6 @@ from tiny import Reference, build, error  # noqa: E402
 
 import forerun as fr  # noqa: E402
 from forerun.gpu import forward, weights  # noqa: E402
-from forerun.gpu.forward import CHUNK  # noqa: E402
 from forerun.gpu.model import GpuModel  # noqa: E402
 from forerun.gpu.pool import (  # noqa: E402
     MOST_ROWS,
@@ -25,6 +24,7 @@ from forerun.gpu.pool import (  # noqa: E402
     DevicePages,
     Pool,
 )
+from forerun.gpu.shapes import CHUNK  # noqa: E402
 from forerun.gpu.tiles import tile  # noqa: E402
 from forerun.models.agreement import Probe  # noqa: E402
 from forerun.models.forward import Forward  # noqa: E402

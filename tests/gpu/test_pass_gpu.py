@@ -15,8 +15,9 @@ pytest.importorskip("transformers")
 
 from tiny import MIDDLING, ON_DEVICE, Reference, build, error, stored  # noqa: E402
 
-from forerun.gpu.forward import Cache, Inputs, Kernels, PassShape, Scratch  # noqa: E402
+from forerun.gpu.forward import Cache, Kernels, Scratch  # noqa: E402
 from forerun.gpu.model import GpuModel  # noqa: E402
+from forerun.gpu.shapes import Inputs, PassShape  # noqa: E402
 from forerun.gpu.weights import Weights  # noqa: E402
 from forerun.models.families import Family, Form  # noqa: E402
 

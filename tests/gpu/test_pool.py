@@ -18,7 +18,7 @@ from interpreting import IN_INTERPRETER  # noqa: E402
 from tiny import build  # noqa: E402
 
 import forerun as fr  # noqa: E402
-from forerun.gpu import forward, pool, storage  # noqa: E402
+from forerun.gpu import forward, pool, shapes, storage  # noqa: E402
 from forerun.gpu.model import GpuModel  # noqa: E402
 from forerun.gpu.pool import (  # noqa: E402
     LOCK,
@@ -81,10 +81,10 @@ def test_models_that_were_started_are_given_as_many_pages_each() -> None:
     assert second.num_pages == first.num_pages
     assert late.num_pages == 0
     keys = first.tensors[0]
-    assert keys.shape == (1, ON_HOST, 1, forward.CHUNK, 16)
+    assert keys.shape == (1, ON_HOST, 1, shapes.CHUNK, 16)
     owner = torch.nn.Linear(1, 1)
-    part = first.part(owner, [(1, forward.CHUNK, 4)])
-    assert part.tensors[0].shape == (1, ON_HOST, forward.CHUNK, 4)
+    part = first.part(owner, [(1, shapes.CHUNK, 4)])
+    assert part.tensors[0].shape == (1, ON_HOST, shapes.CHUNK, 4)
     assert first.part(owner, []) is part
 
 
@@ -187,7 +187,7 @@ def test_attention_without_room_for_its_chunks_has_the_same_bits(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """One program then goes through all chunks; trees have scratch of their own."""
-    monkeypatch.setattr(forward, "CHUNK", 16)
+    monkeypatch.setattr(shapes, "CHUNK", 16)
     monkeypatch.setattr(forward, "BLOCK_KEYS", 16)
     model, logits = build(num_hidden_layers=2), []
     for is_small in (False, True):

@@ -14,7 +14,7 @@ pytest.importorskip("transformers")
 from interpreting import IN_INTERPRETER, chained_dots  # noqa: E402, F401
 from tiny import Reference, build, error, stored  # noqa: E402
 
-from forerun.gpu import forward  # noqa: E402
+from forerun.gpu import forward, shapes  # noqa: E402
 from forerun.gpu.model import GpuModel  # noqa: E402
 from forerun.gpu.tiles import TILES, chosen  # noqa: E402
 
@@ -107,10 +107,10 @@ def test_every_number_of_tokens_has_a_tile() -> None:
     """One of a pass, padded or not, in each kernel; the first that has room for them."""
     for kernel, table in TILES.items():
         assert list(table) == sorted(table)
-        for count in (1, 16, 17, 100, 128, 129, 200, 512, forward.MOST_TOKENS):
+        for count in (1, 16, 17, 100, 128, 129, 200, 512, shapes.MOST_TOKENS):
             made = chosen(kernel, count)
             assert made.rows in (16, 32, 64, 128)
             assert made.rows >= min(count, 64)
-    assert [forward.padded_pass(count) for count in (1, 5, 128, 129, 256, 300, 1024)] == [
+    assert [shapes.padded_pass(count) for count in (1, 5, 128, 129, 256, 300, 1024)] == [
         1, 8, 128, 256, 256, 384, 1024,
     ]  # fmt: skip

@@ -6,8 +6,7 @@ CUDA graph and replayed with other tokens.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from functools import cache, cached_property
+from functools import cache
 from operator import ge
 from typing import Any, NamedTuple
 
@@ -15,6 +14,7 @@ import torch
 import triton
 from triton.tools.tensor_descriptor import TensorDescriptor
 
+from forerun.gpu import shapes
 from forerun.gpu.experts import ExpertScratch, queue_experts
 from forerun.gpu.formats import SHARING, operand
 from forerun.gpu.kernels.attention import attend, attend_whole
@@ -27,21 +27,22 @@ from forerun.gpu.kernels.layers import (
 )
 from forerun.gpu.kernels.products import write_out
 from forerun.gpu.kernels.whole_rows import add_rows, embed, final_norm, turn
+from forerun.gpu.shapes import (
+    MANY_SEGMENTS,
+    MOST_OF_ROUND,
+    MOST_TOKENS,
+    NARROW,
+    Inputs,
+    PassShape,
+    num_chunks,
+)
 from forerun.gpu.tiles import MOST_PACKED, Tile, packed_tile, tile
 from forerun.gpu.weights import Layer, Weights
 from forerun.kernels.early_launch import dependent_launch
 from forerun.models.families import Form
 from forerun.models.packed import NUMBERS, Packed
 
-MOST_TOKENS = 1024  # in one pass
-MOST_OF_ROUND = 512  # in the pass of a captured round
-MOST_LOGITS = 512  # rows of logits in one pass
-NARROW = 128  # tokens of a pass whose size is a power of two; those of others are multiples of it
 FEWEST = 16  # rows of a tensor-core product
-PER_SEGMENT = 16  # tokens of a segment of attention at most
-WHOLE = 8  # tokens of a segment of a wide pass on average, from which on no text is cut
-MANY_SEGMENTS, FEW_CHUNKS = 32, 8  # of a pass, at least and at most, in which no text is cut
-CHUNK = 128  # keys of a chunk of attention; another number gives other bits
 BLOCK_KEYS = 64  # keys of one product within a chunk; another number gives other bits
 LARGE, SMALL = 227 * 1024, 99 * 1024  # bytes of shared memory of a program, new and old devices
 RESERVED = 2048  # bytes of it that tiles leave alone
@@ -49,84 +50,6 @@ ATTENTION_WARPS, ATTENTION_STAGES, WHOLE_STAGES = 4, 3, 2
 ARENA = 64  # part of a device's memory that the chunks of attention may have between them
 ALIGNED = 16  # bytes, of rows that bulk copies read
 WRITTEN_ROWS = 16  # of a packed matrix that a program writes out
-
-
-class PassShape(NamedTuple):
-    """The settings that are fixed when a pass is captured."""
-
-    num_tokens: int
-    num_logits: int
-    num_segments: int
-    per_segment: int  # tokens
-    num_chunks: int  # of the longest text, at most
-    branch_width: int = 0  # 0: no trees
-    num_layers: int = 0  # only the first ones, under the model's own head; 0: all
-    has_block: bool = False  # parts of prompts stand behind other tokens
-
-    @property
-    def is_whole(self) -> bool:
-        """Whether a program attends to all chunks of a segment: there are programs enough to fill
-        the device, and none with much more to do than the others."""
-        is_prompt = self.num_tokens > NARROW and self.num_tokens >= WHOLE * self.num_segments
-        is_short = self.num_segments >= MANY_SEGMENTS and self.num_chunks <= FEW_CHUNKS
-        return (is_prompt or is_short or self.has_block) and not self.branch_width
-
-
-@dataclass
-class Inputs:
-    """What a pass is fed, as views of one tensor of 32-bit integers, so that one copy fills it."""
-
-    shape: PassShape
-    packed: Any
-
-    @classmethod
-    def empty(cls, shape: PassShape, device: Any) -> Inputs:
-        made = cls(shape, torch.zeros(cls.size(shape), dtype=torch.int32, device=device))
-        made.rows.fill_(-1)
-        return made
-
-    @staticmethod
-    def size(shape: PassShape) -> int:
-        per_token = 5 + shape.branch_width
-        return shape.num_tokens * per_token + shape.num_logits + 2 * shape.num_segments
-
-    @cached_property
-    def _parts(self) -> tuple[Any, ...]:
-        shape, m = self.shape, self.shape.num_tokens
-        sizes = [m, m, m, m, m, m * shape.branch_width, shape.num_logits, 2 * shape.num_segments]
-        return tuple(self.packed.split(sizes))
-
-    @property
-    def ids(self) -> Any:  # (M,)
-        return self._parts[0]
-
-    @property
-    def rows(self) -> Any:  # (M,): -1 for padding
-        return self._parts[1]
-
-    @property
-    def slots(self) -> Any:  # (M,): where in the row's cache
-        return self._parts[2]
-
-    @property
-    def positions(self) -> Any:  # (M,): in the text
-        return self._parts[3]
-
-    @property
-    def before(self) -> Any:  # (M,): slots before the tree
-        return self._parts[4]
-
-    @property
-    def branches(self) -> Any:  # (M * branch_width,): slots of a node's ancestors and its own
-        return self._parts[5]
-
-    @property
-    def picked(self) -> Any:  # (num_logits,): tokens whose logits are computed
-        return self._parts[6]
-
-    @property
-    def segments(self) -> Any:  # (2 * num_segments,): first token and count; a count of 0 is none
-        return self._parts[7]
 
 
 class Cache(NamedTuple):
@@ -222,13 +145,6 @@ def turns_apart(form: Form) -> bool:
     return form.head_norms != "" or form.is_turned_in_part
 
 
-def padded_pass(count: int) -> int:
-    """Tokens of the captured pass for so many."""
-    if count > NARROW:
-        return -(-count // NARROW) * NARROW
-    return int(triton.next_power_of_2(count))
-
-
 @cache
 def has_bulk_copies(device: Any) -> bool:
     """Whether it has an engine that copies tiles to shared memory."""
@@ -300,11 +216,6 @@ def shared_memory(device: Any) -> int:
         return LARGE
     properties = torch.cuda.get_device_properties(device)
     return getattr(properties, "shared_memory_per_block_optin", SMALL) - RESERVED
-
-
-def num_chunks(length: int) -> int:
-    """Chunks of attention for texts of this length, in buckets."""
-    return int(triton.next_power_of_2(max(1, -(-length // CHUNK))))
 
 
 def add(
@@ -457,7 +368,7 @@ class Kernels:
         sizes = {"H": form.num_heads, "KV": form.num_key_heads, "G": form.group,
                  "GP": triton.next_power_of_2(form.group),
                  "HD": form.head_size, "HP": triton.next_power_of_2(form.head_size),
-                 "MQ": padded_segment(w, shape.per_segment), "CHUNK": CHUNK,
+                 "MQ": padded_segment(w, shape.per_segment), "CHUNK": shapes.CHUNK,
                  "BLOCK": BLOCK_KEYS, "SINKS": sinks is not None, "WINDOW": window > 0,
                  "CAPPED": form.attention_cap > 0} | self._pdl  # fmt: skip
         warps = ATTENTION_WARPS
@@ -472,7 +383,7 @@ class Kernels:
             return
         chunks = shape.num_chunks
         if window:  # chunks that the keys of a segment may lie in
-            chunks = min(chunks, (window + shape.per_segment - 2) // CHUNK + 2)
+            chunks = min(chunks, (window + shape.per_segment - 2) // shapes.CHUNK + 2)
         attend[(form.num_key_heads, chunks, shape.num_segments)](
             scratch.queries, keys, values, scratch.mixed, attention.parts, attention.stats,
             attention.done, inputs.rows, inputs.positions, inputs.before, inputs.branches,

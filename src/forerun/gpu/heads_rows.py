@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 import torch
 
-from forerun.gpu.forward import MOST_TOKENS, Inputs, PassShape
 from forerun.gpu.heads_storage import HeadsStorage
 from forerun.gpu.kernels.heads import join_kept
+from forerun.gpu.shapes import MOST_TOKENS, Inputs, PassShape
 
 Entry = tuple[int, int, int]
 """The row and the slot of a token, and the token after it."""

@@ -13,17 +13,10 @@ import torch
 import triton
 
 from forerun.drafters.heads.network import Network
-from forerun.gpu.forward import (
-    MOST_TOKENS,
-    AttentionScratch,
-    Cache,
-    Inputs,
-    Kernels,
-    PassShape,
-    add,
-)
+from forerun.gpu.forward import AttentionScratch, Cache, Kernels, add
 from forerun.gpu.kernels.heads import keep_features, norm_states
 from forerun.gpu.pool import DevicePages
+from forerun.gpu.shapes import MOST_TOKENS, Inputs, PassShape
 from forerun.gpu.storage import Storage
 from forerun.gpu.weights import Layer, Weights
 from forerun.kernels.early_launch import dependent_launch

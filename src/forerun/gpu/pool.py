@@ -21,7 +21,7 @@ from weakref import ReferenceType, WeakKeyDictionary, WeakSet, ref
 import torch
 
 from forerun.base.errors import ForerunError, InputError, explain
-from forerun.gpu import forward
+from forerun.gpu import shapes
 from forerun.gpu.weights import Weights
 from forerun.models.pages import RowPages
 
@@ -92,7 +92,7 @@ class Pool:
     def __init__(
         self, weights: Weights, rotary: Callable[[int], Any], longest: int, given: int | None = None
     ) -> None:
-        self.size = forward.CHUNK  # slots of a page
+        self.size = shapes.CHUNK  # slots of a page
         self.longest = -(-(longest + SLACK) // self.size) * self.size  # with what is drafted
         self.num_pages = self.num_positions = 0
         self._rotary, self._like, self._given = rotary, weights.norm, given
@@ -318,7 +318,7 @@ class DevicePages(RowPages[Page]):
 
 def no_memory(num_pages: int, page_bytes: int, device: Any) -> DeviceMemoryError:
     """What to say where a pool cannot be made."""
-    wrong = f"Keys and values of {num_pages * forward.CHUNK} tokens do not fit the device."
+    wrong = f"Keys and values of {num_pages * shapes.CHUNK} tokens do not fit the device."
     free = torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else 0
     received = f"{num_pages * page_bytes / 2**30:.1f} GiB, of {free / 2**30:.1f} GiB free"
     cure = "Free memory on the device, or let this process fill more of it (gpu_memory)."

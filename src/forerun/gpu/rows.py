@@ -12,7 +12,9 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-from forerun.gpu.forward import (
+from forerun.gpu.heads_rows import HeadsRows
+from forerun.gpu.pool import LOCK
+from forerun.gpu.shapes import (
     MOST_LOGITS,
     MOST_TOKENS,
     PER_SEGMENT,
@@ -20,8 +22,6 @@ from forerun.gpu.forward import (
     num_chunks,
     padded_pass,
 )
-from forerun.gpu.heads_rows import HeadsRows
-from forerun.gpu.pool import LOCK
 from forerun.gpu.storage import Storage
 from forerun.models.base import Parents
 from forerun.models.feed import Feed, feeds

@@ -13,16 +13,9 @@ from weakref import ref
 import torch
 
 from forerun.base.capturing import captured
-from forerun.gpu.forward import (
-    MOST_TOKENS,
-    AttentionScratch,
-    Cache,
-    Inputs,
-    PassShape,
-    Scratch,
-    launch,
-)
+from forerun.gpu.forward import AttentionScratch, Cache, Scratch, launch
 from forerun.gpu.pool import DevicePages
+from forerun.gpu.shapes import MOST_TOKENS, Inputs, PassShape
 from forerun.gpu.weights import Weights
 
 MOST_CAPTURED = 256

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 
-from forerun.gpu.forward import MOST_TOKENS, PER_SEGMENT, Inputs, padded_pass
+from forerun.gpu.shapes import MOST_TOKENS, PER_SEGMENT, Inputs, padded_pass
 
 SIZES = (16, 64, 192, 320, 512)
 """Prompt tokens that a block has room for at least, up to the largest beside so many others."""

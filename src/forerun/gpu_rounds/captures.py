@@ -11,10 +11,10 @@ from collections.abc import Sequence
 from functools import cached_property
 
 from forerun.base.clock import working
-from forerun.gpu.forward import MOST_OF_ROUND, NARROW, num_chunks
 from forerun.gpu.heads_rows import HeadsRows
 from forerun.gpu.heads_storage import HeadsStorage
 from forerun.gpu.rows import GpuRows
+from forerun.gpu.shapes import MOST_OF_ROUND, NARROW, num_chunks
 from forerun.gpu.storage import Storage
 from forerun.gpu_rounds.blocks import block_sizes
 from forerun.gpu_rounds.lanes import Lanes

@@ -52,7 +52,7 @@ def _captured(
     from forerun.drafters.forced import Forced
     from forerun.drafters.heads import Heads
     from forerun.drafters.model import Model
-    from forerun.gpu.forward import MOST_OF_ROUND
+    from forerun.gpu.shapes import MOST_OF_ROUND
     from forerun.gpu_rounds.device_drafter import DeviceDrafter
     from forerun.gpu_rounds.device_heads import device_heads, tree_for
     from forerun.gpu_rounds.executor import Captured

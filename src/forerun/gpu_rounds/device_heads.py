@@ -13,11 +13,11 @@ from forerun.drafters.heads.torch_runner import TorchRunner
 from forerun.engine.drafting import Drafting
 from forerun.engine.plan import Span
 from forerun.engine.steering.draft_planning import TREE_HEIGHT
-from forerun.gpu.forward import NARROW
 from forerun.gpu.heads_rows import HeadsRows
 from forerun.gpu.heads_storage import HeadsStorage
 from forerun.gpu.pool import DeviceMemoryError
 from forerun.gpu.rows import GpuRows
+from forerun.gpu.shapes import NARROW
 from forerun.gpu_rounds.captures import MARGIN, DraftRows
 from forerun.gpu_rounds.device_drafter import DeviceDrafter
 from forerun.gpu_rounds.tree_tables import PROFILE, level_order

@@ -9,10 +9,11 @@ from typing import Any
 
 import torch
 
-from forerun.gpu.forward import Inputs, PassShape, launch
+from forerun.gpu.forward import launch
 from forerun.gpu.heads_storage import HeadsStorage
 from forerun.gpu.kernels.heads import draft_entry, join_followers
 from forerun.gpu.kernels.lanes import first_draft_inputs, next_draft_inputs
+from forerun.gpu.shapes import Inputs, PassShape
 from forerun.gpu.storage import Storage
 from forerun.gpu_rounds.lanes import Lanes
 from forerun.kernels.early_launch import dependent_launch

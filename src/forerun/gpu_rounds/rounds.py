@@ -14,9 +14,9 @@ import torch
 
 from forerun.base.capturing import captured
 from forerun.engine.request import Report
-from forerun.gpu.forward import PER_SEGMENT, PassShape
 from forerun.gpu.heads_storage import HeadsStorage
 from forerun.gpu.kernels.lanes import advance, target_inputs
+from forerun.gpu.shapes import PER_SEGMENT, PassShape
 from forerun.gpu.storage import Storage
 from forerun.gpu_rounds.blocks import Block, Part, num_segments
 from forerun.gpu_rounds.draft_steps import HeadsSteps, Hearing, ModelSteps, Pass

@@ -9,8 +9,8 @@ from __future__ import annotations
 import torch
 import triton
 
-from forerun.gpu.forward import PassShape
 from forerun.gpu.heads_storage import HeadsStorage
+from forerun.gpu.shapes import PassShape
 from forerun.gpu.storage import Storage
 from forerun.gpu_rounds.edits import Edits
 from forerun.gpu_rounds.kernels.tree_rounds import move_path, path_tokens, trace_path, tree_inputs

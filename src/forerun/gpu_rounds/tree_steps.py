@@ -9,8 +9,8 @@ from typing import Any
 import torch
 import triton
 
-from forerun.gpu.forward import Inputs, PassShape
 from forerun.gpu.heads_storage import HeadsStorage
+from forerun.gpu.shapes import Inputs, PassShape
 from forerun.gpu_rounds.draft_steps import HeadsSteps
 from forerun.gpu_rounds.kernels.tree_rounds import join_path, level_entry, race_children
 from forerun.gpu_rounds.lanes import Lanes
