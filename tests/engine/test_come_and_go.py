@@ -559,9 +559,9 @@ def test_drafting_goes_on_while_prompts_are_read(still_clock: StillClock) -> Non
     engine.submit(request_of(knowing, [1, 2], 1, max_new_tokens=400))
     for _ in range(30):
         engine.step()
-    engine._schedule.learn = lambda plan, seconds: None  # type: ignore[method-assign]
+    engine._schedule.learn = lambda *_: None  # type: ignore[method-assign]
     pacing: Any = engine._schedule._pacing
-    pacing.num_tokens = lambda num_answered: 1 if num_answered else 512
+    pacing.num_tokens = lambda num_answered, room: 1 if num_answered else 512
     long = request_of(knowing, np.random.default_rng(1).integers(60, size=90).tolist(), 2)
     engine.submit(long)
     drafted = []

@@ -79,12 +79,12 @@ def by_kernel(
     rows, segments, floats, integers = _constants(num_rows, query.device)
     attend[(num_shared, 1, num_rows)](
         query.reshape(num_rows, -1), key, value, output, floats, floats, integers, rows,
-        positions.reshape(-1), integers, integers, segments, num_slots, scaling, 0,
+        positions.reshape(-1), integers, integers, segments, None, rows, 1, scaling, 0.0, 0, 0,
         H=num_heads, KV=num_shared, G=num_heads // num_shared, GP=group, HD=size,
-        HP=max(16, triton.next_power_of_2(size)), MQ=max(1, 16 // group),
-        CHUNK=-(-num_slots // BLOCK) * BLOCK, BLOCK=BLOCK, TREE=False, PDL=False,
+        HP=max(16, triton.next_power_of_2(size)), MQ=max(1, 16 // group), CHUNK=num_slots,
+        BLOCK=BLOCK, SINKS=False, CAPPED=False, WINDOW=False, TREE=False, PDL=False,
         num_warps=4, num_stages=3,
-    )  # fmt: skip
+    )  # fmt: skip  # a row is its only page
     return output
 
 
