@@ -20,10 +20,7 @@ from tiny import Reference, build, error  # noqa: E402
 from forerun.gpu import forward, shapes  # noqa: E402
 from forerun.gpu.model import GpuModel  # noqa: E402
 from forerun.models.families import (  # noqa: E402
-    AFTER,
-    AROUND,
     FAMILIES,
-    Family,
     LayerForm,
 )
 
@@ -43,7 +40,7 @@ CHANGES: dict[str, dict[str, Any]] = {
     "layers without rotary embedding": {"layers": (LayerForm(), LayerForm())},
     "several rotary tables": {"layers": (LayerForm(9), LayerForm())},
     "heads that are turned in part": {"rotary_size": None},
-    "norms of heads": {"family": Family("", AROUND, AFTER)},
+    "norms of heads": {"head_norms": ""},
     "norms of all heads together": {"head_norms": "head"},
     "GELU": {"activation": "silu"},
     "a scaled embedding": {"embedding_scale": 1.0},
