@@ -17,8 +17,11 @@ from packing import FORMATS, packed_model  # noqa: E402
 from tiny import Reference, build, error, stored  # noqa: E402
 from tiny_gguf import VOCAB_SIZE, Kind, write  # noqa: E402
 
+from forerun.gpu.forward import LARGE, RESERVED, SMALL  # noqa: E402
 from forerun.gpu.model import GpuModel  # noqa: E402
+from forerun.gpu.tiles import BYTES, PAIRED, packed_tile  # noqa: E402
 from forerun.loading.packed_gguf import load_gguf  # noqa: E402
+from forerun.models.packed import NUMBERS  # noqa: E402
 
 pytestmark = [*IN_INTERPRETER, pytest.mark.usefixtures("chained_dots")]
 TEXT = [(7 * place * place + 3) % 40 for place in range(140)]
@@ -83,3 +86,16 @@ def test_another_matrix_gives_other_bits(damage: str) -> None:
     else:
         getattr(matrix, damage)[5] = 0
     assert not are_equal(fed(GpuModel(model), 6), fed(GpuModel(plain), 6))
+
+
+@pytest.mark.parametrize("number", NUMBERS)
+@pytest.mark.parametrize("kernel", ["qkv", "out", "gate_up", "down", "head"])
+def test_a_packed_tile_fits_every_device(kernel: str, number: str) -> None:
+    """The largest parts that checkpoints make, and as many logits as a pass may have."""
+    about, part = NUMBERS[number], 16 if number == "int6" else 128
+    for memory in (LARGE - RESERVED, SMALL - RESERVED):
+        for count in (1, 16, 64, 128, *([512] if kernel == "head" else [])):
+            made = packed_tile(kernel, count, about, part, memory)
+            columns = made.columns * (2 if kernel in PAIRED else 1)
+            step = (columns * about.words + made.rows * about.parts) * part * BYTES
+            assert made.stages * step <= memory

@@ -20,6 +20,7 @@ import forerun as fr  # noqa: E402
 from forerun.base.errors import InputError, UnsupportedError  # noqa: E402
 from forerun.gpu.pool import DeviceMemoryError  # noqa: E402
 from forerun.loading import packed_checkpoint, stored_formats  # noqa: E402
+from forerun.loading.load import _packed, _packed_format  # noqa: E402
 from forerun.models.packed import PackedLinear  # noqa: E402
 
 SIZES: dict[str, Any] = {
@@ -276,6 +277,33 @@ def test_groups_in_the_order_of_activations_are_refused(tmp_path: Path) -> None:
         packed_checkpoint.load_packed(
             folder, stored_formats.format_of(FORMATS["gptq, 4 bits"][0]), "cpu"
         )
+
+
+@pytest.mark.parametrize("what", ["desc_act", "experts", "another architecture", "other files"])
+def test_what_the_pass_cannot_read_is_left_to_transformers(what: str, tmp_path: Path) -> None:
+    """With a warning; lean=True refuses it."""
+    folder, _ = saved(tmp_path, "gptq, 4 bits")
+    config = json.loads((folder / "config.json").read_text())
+    if what == "experts":
+        config["num_experts"] = 8
+    elif what == "another architecture":
+        config["architectures"] = ["BloomForCausalLM"]
+    elif what == "other files":
+        (folder / "model.safetensors").rename(folder / "gptq_model-4bit-128g.safetensors")
+    else:
+        index = f"{GATE}.g_idx"
+        edited(folder, lambda tensors: tensors[index].copy_(tensors[index].flip(0)))
+
+    def read(lean: Any) -> Any:
+        stored_as = _packed_format("it", folder, config, lean)
+        if stored_as is None:
+            return None
+        return _packed("it", folder, stored_as, "cpu", None, lean)
+
+    with pytest.warns(RuntimeWarning, match="it is left to transformers"):
+        assert read("auto") is None
+    with pytest.raises(UnsupportedError):
+        read(True)
 
 
 def test_adapters_that_are_not_merged_are_refused(tmp_path: Path) -> None:

@@ -24,8 +24,13 @@ def captured(queue: Callable[[], Any], device: Any) -> tuple[Any, Any]:
         graph = torch.cuda.CUDAGraph()
         stream = _stream(device)
         stream.wait_stream(torch.cuda.current_stream(device))
-        with torch.cuda.graph(graph, stream=stream, capture_error_mode="thread_local"):
-            result = queue()
+        current = torch.cuda.current_stream(device)
+        try:
+            with torch.cuda.graph(graph, stream=stream, capture_error_mode="thread_local"):
+                result = queue()
+        except BaseException:
+            torch.cuda.set_stream(current)  # a capture that fails leaves its own behind
+            raise
     return graph, result
 
 

@@ -46,6 +46,7 @@ FEWEST = 16  # rows of a tensor-core product
 BLOCK_KEYS = 64  # keys of one product within a chunk; another number gives other bits
 LARGE, SMALL = 227 * 1024, 99 * 1024  # bytes of shared memory of a program, new and old devices
 RESERVED = 2048  # bytes of it that tiles leave alone
+ROOMY = 150 * 1024  # bytes of it that attention to large heads wants
 ATTENTION_WARPS, ATTENTION_STAGES, WHOLE_STAGES = 4, 3, 2
 ARENA = 64  # part of a device's memory that the chunks of attention may have between them
 ALIGNED = 16  # bytes, of rows that bulk copies read
@@ -272,6 +273,8 @@ class Kernels:
         self._cache, self._scratch, self._attention = cache, scratch, attention
         self._pdl = dependent_launch(device)
         self._early = early
+        is_tight = weights.form.head_size > 128 and shared_memory(device) < ROOMY
+        self._attention_stages = WHOLE_STAGES if is_tight else ATTENTION_STAGES
         width = triton.next_power_of_2(weights.hidden)
         self._rows = {  # of kernels that see whole rows
             "UNIT": weights.form.family.unit, "K": weights.hidden, "KP": width,
@@ -389,7 +392,7 @@ class Kernels:
             attention.done, inputs.rows, inputs.positions, inputs.before, inputs.branches,
             inputs.segments, sinks, pages, pages.shape[1], form.attention_scale,
             form.attention_cap, shape.branch_width, window, TREE=shape.branch_width > 0,
-            num_warps=warps, num_stages=ATTENTION_STAGES, **sizes,
+            num_warps=warps, num_stages=self._attention_stages, **sizes,
         )  # fmt: skip
 
     def project(self, number: int, source: Any, squares: Any) -> None:

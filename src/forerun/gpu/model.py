@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 
+from forerun.base.capturing import LOCK as CAPTURES
 from forerun.base.errors import UnsupportedError, explain
 from forerun.gpu.inference import inference
 from forerun.gpu.pool import MOST_ROWS, SLACK, DeviceMemoryError, DevicePages, Pool
@@ -228,7 +229,8 @@ class GpuModel(NotPickled, GpuPass):
                 pages = DevicePages(self._pass.pool, max(num_rows, MOST_ROWS))
                 return Storage(self._weights, pages, self._pass)
         if self.device.type == "cuda":  # its last round may still run on another stream
-            torch.cuda.synchronize(self.device)
+            with CAPTURES:  # which waiting for the device would break
+                torch.cuda.synchronize(self.device)
         storage.forget_drafters()
         storage.pages.restart()
         storage.watch(())

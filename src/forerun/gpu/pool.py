@@ -127,7 +127,7 @@ class Pool:
     def start(self, memory: float | int | None = None) -> None:
         """Rows will need the pool."""
         with LOCK:
-            if not self.num_pages:
+            if not self.num_pages and self._given is None:
                 self.memory = self.memory if memory is None else memory
                 _STARTED.add(self)
 
@@ -149,7 +149,9 @@ class Pool:
             if self._given is not None:
                 self._make(self._given)
                 return
-            others = (pool for pool in _STARTED if pool.device == self.device)
+            others = (
+                pool for pool in _STARTED if pool.device == self.device and not pool.num_pages
+            )
             pools = [self, *(pool for pool in others if pool is not self)]
             said = [pool.memory for pool in pools if pool.memory is not None]
             page_bytes = sum(pool.page_bytes for pool in pools)
@@ -170,8 +172,14 @@ class Pool:
     def _make(self, num_pages: int) -> None:
         """With so many pages, or as many as all rows of an engine can have."""
         num_pages = min(num_pages, 1 + MOST_ROWS * self.longest // self.size)
-        for part in (self._own, *self._others.values()):
-            part.make(num_pages)
+        parts = [self._own, *self._others.values()]
+        try:
+            for part in parts:
+                part.make(num_pages)
+        except DeviceMemoryError:
+            for part in parts:  # what was made must not stand in the way of fewer
+                part.tensors = []
+            raise
         self.num_positions = min(self.longest, num_pages * self.size)
         self._angles = self._rotary(self.num_positions)
         self._unused = [Page(number) for number in reversed(range(1, num_pages))]

@@ -152,13 +152,22 @@ def packed_tile(
 ) -> Tile:
     """The same for a matrix of such numbers, in parts of so many inputs."""
     table = PACKED_TILES[8 if about.bits == 8 else 4][kernel]
-    most = min(most for most in table if most >= num_tokens)
-    made = table[most]._replace(rows=padded(num_tokens), depth=about.parts * part)
+    most = min((most for most in table if most >= num_tokens), default=max(table))
+    rows = padded(min(num_tokens, most))
+    made = table[most]._replace(rows=rows, depth=about.parts * part)
     made = _narrowed(made, num_tokens, num_columns, num_outputs)
-    columns = made.columns * (2 if kernel in PAIRED else 1)
-    step = (columns * about.words + made.rows * about.parts) * part * BYTES
-    while made.stages * step > memory and made.stages > 2:
+    width = 2 if kernel in PAIRED else 1
+
+    def num_bytes(made: Tile) -> int:
+        step = made.columns * width * about.words + made.rows * about.parts
+        return made.stages * step * part * BYTES
+
+    while num_bytes(made) > memory and made.stages > 2:
         made = made._replace(stages=made.stages - 1)
+    while num_bytes(made) > memory and made.rows > FEWEST_ROWS:
+        made = made._replace(rows=made.rows // 2)
+    while num_bytes(made) > memory and made.columns > NARROWEST:
+        made = made._replace(columns=made.columns // 2)
     return made
 
 

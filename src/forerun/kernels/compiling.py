@@ -46,4 +46,7 @@ def _compile_together(queues: Sequence[Callable[[], None]]) -> None:
             finally:
                 JITFunction.run = run
     except Exception as error:
+        from triton.runtime._async_compile import active_mode  # not in older versions
+
+        active_mode.set(None)  # a failure leaves it as it was, with threads that have ended
         warn(f"Kernels are compiled one by one: {type(error).__name__}: {error}")

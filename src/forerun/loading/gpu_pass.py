@@ -47,6 +47,7 @@ def adopt(
                 candidate.expect_rows(memory)
                 return candidate
             reason = "it does not reproduce this model"
+            warn(f"The lean GPU pass is not used: {reason}")
     if lean is True:
         wrong = f"The lean GPU pass cannot be used: {reason}."
         cure = "Use lean=False, or change what stands in its way."

@@ -44,6 +44,10 @@ OWN = ("device", "dtype", "lean", "quantize", "gpu_memory")
 """Arguments of `load` itself."""
 NARROW = ("None", "auto", "bfloat16", "float16")
 """Precisions in which a GPU multiplies the weights of a GGUF file."""
+EXPERTS = ("num_experts", "num_local_experts")
+"""Numbers in the configuration of a model with experts."""
+USUAL_FILES = ("model.safetensors", "model.safetensors.index.json")
+"""One of which a folder with weights of few bits has."""
 OFTEN = ("attn_implementation", "device_map", "gguf_file", "quantization_config", "subfolder")
 """Arguments that often go to `from_pretrained`."""
 
@@ -103,7 +107,7 @@ def load(
     if not given and lean is not False and str(where).startswith("cuda"):
         path = at_home(str(name_or_path))
         if is_gguf(path) and str(dtype).removeprefix("torch.") in NARROW:
-            return _gguf_on_gpu(path, str(name_or_path), where, dtype, lean)
+            return _gguf_on_gpu(path, str(name_or_path), where, dtype, lean, memory)
     copied = None if "revision" in shared else local_copy(str(name_or_path))
     is_at_home = str(name_or_path).startswith("~")
     place = copied or (at_home(str(name_or_path)) if is_at_home else name_or_path)
@@ -128,20 +132,20 @@ def load(
     name = str(name_or_path)
     read: Mapping[str, Any] = {}
     is_usual = lean is not False and not {*given} - {*SHARED}
-    stored_as = _packed_format(name, config, lean) if is_usual else None
+    stored_as = _packed_format(name, folder, config, lean) if is_usual else None
     given.setdefault("trust_remote_code", False)  # else a folder with code asks a question
     with told_by_name(name, folder, partial(_refuse_unknown, given=given)), no_loading_bar():
         tokenizer = tokenizer_of(
             place, **{**shared, "trust_remote_code": given["trust_remote_code"]}
         )
+        model = None
         if is_adapter(folder):
             check_adapter(folder)
             model = merged(folder, dtype=dtype or "auto", **given)
         elif stored_as is not None:
-            from forerun.loading.packed_checkpoint import load_packed
-
-            model = load_packed(folder, stored_as, where, dtype)
-        else:
+            model = _packed(name, folder, stored_as, where, dtype, lean)
+        if model is None:
+            stored_as = None
             model, read = AutoModelForCausalLM.from_pretrained(
                 place, dtype=dtype or "auto", **{**given, "output_loading_info": True}
             )
@@ -179,7 +183,7 @@ def _read(source: Source, name: str, *, is_rounded: bool) -> LeanModel | None:
 
 
 def _gguf_on_gpu(
-    path: Path, name: str, device: Any, dtype: Any, lean: Lean
+    path: Path, name: str, device: Any, dtype: Any, lean: Lean, memory: Any
 ) -> HuggingFaceModel | LeanModel | GpuModel:
     """The model in a GGUF file, in its own bits."""
     _check_extra()
@@ -190,23 +194,44 @@ def _gguf_on_gpu(
     model, tokenizer = load_gguf(path, device, dtype)
     loaded = wrapper(model, tokenizer)
     loaded.name = name
-    chosen = with_pass(loaded, lean)
+    chosen = with_pass(loaded, lean, None, memory)
     notice(told(chosen, "GGUF blocks"))
     return _from(chosen, True)
 
 
-def _packed_format(name: str, config: Mapping[str, Any], lean: Lean) -> Any:
+def _packed_format(name: str, folder: Path, config: Mapping[str, Any], lean: Lean) -> Any:
     """The format of few bits in which a folder stores its weights; None if it has none, or one
     that is left to transformers."""
     about = config.get("quantization_config")
     if not isinstance(about, Mapping):
         return None
-    from forerun.loading.stored_formats import format_of
+    from forerun.loading.stored_formats import format_of, unserved
+    from forerun.models.families import FAMILIES
 
     try:
+        kind, *_ = config.get("architectures") or ("a model of no named architecture",)
+        if kind not in FAMILIES or any(config.get(key) for key in EXPERTS):
+            raise unserved(
+                f"few bits in {kind!r:.60}", "models with dense layers of docs/models.md"
+            )
+        if not any((folder / each).is_file() for each in USUAL_FILES):
+            raise unserved("weights in files of other names", " or ".join(USUAL_FILES))
         return format_of(about)
     except UnsupportedError as error:
         if lean is True:
+            raise
+        warn(f"{name} is left to transformers: {error}")
+        return None
+
+
+def _packed(name: str, folder: Path, stored_as: Any, device: Any, dtype: Any, lean: Lean) -> Any:
+    """The model in a folder whose weights have few bits; None if it is left to transformers."""
+    from forerun.loading.packed_checkpoint import load_packed
+
+    try:
+        return load_packed(folder, stored_as, device, dtype)
+    except UnsupportedError as error:
+        if lean is True or (folder / "adapter_config.json").is_file():
             raise
         warn(f"{name} is left to transformers: {error}")
         return None

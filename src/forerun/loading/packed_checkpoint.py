@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 from safetensors import safe_open
-from transformers import AutoConfig, AutoModelForCausalLM
+from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig
 
 from forerun.base.errors import InputError, UnsupportedError, explain
 from forerun.gpu.pool import DeviceMemoryError
@@ -88,6 +88,8 @@ def load_packed(
         _check_room(folder, shards.num_bytes, place)
     with torch.device("meta"):
         model = AutoModelForCausalLM.from_config(config, dtype=kind)
+    if (folder / "generation_config.json").is_file():
+        model.generation_config = GenerationConfig.from_pretrained(folder)
     _fill_linear(model, shards, stored_as, folder, kind, is_packed)
     _fill_rest(model, shards, folder, kind)
     rotary = model.model.rotary_emb

@@ -180,11 +180,12 @@ def page_of(pages, width, row, slot, there, PAGE: tl.constexpr):
 
 @triton.jit
 def cache_place(rows, slots, pages, width, m, keep, PAGE: tl.constexpr):
-    """The page of each token (MP,), -1 for padding, and the slot in it."""
+    """The page of each token (MP,), -1 for padding and past the row's pages, and the slot in it."""
     row = tl.load(rows + m, mask=keep, other=-1, cache_modifier=".cg")
     slot = tl.load(slots + m, mask=keep, other=0, cache_modifier=".cg")
-    page = page_of(pages, width, row, slot, row >= 0, PAGE)
-    return tl.where(row >= 0, page, -1), slot % PAGE
+    there = (row >= 0) & (slot // PAGE < width)
+    page = page_of(pages, width, row, slot, there, PAGE)
+    return tl.where(there, page, -1), slot % PAGE
 
 
 @triton.jit(do_not_specialize=["M", "width"])

@@ -145,7 +145,7 @@ def turn(
         result = a.to(q.dtype.element_ty)
         if is_key:
             slot = tl.load(slots + token)
-            page = page_of(pages, width, row, slot, True, PAGE)
+            page = page_of(pages, width, row, slot, slot // PAGE < width, PAGE)
             o = keys + ((page * KV + head)[:, None] * PAGE + slot % PAGE) * HD + d[None, :]
             tl.store(o, result, mask=there)
         else:
