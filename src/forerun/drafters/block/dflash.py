@@ -104,9 +104,7 @@ class Files(PublishedFiles):
     def check_settings(self) -> None:
         """Refuse a draft model that computes something other than our network."""
         self._check_version()
-        for name, means in FALSE_ONLY.items():
-            if self.switch(name):
-                raise self._unserved(f"{means} ({name})")
+        self._check_off(FALSE_ONLY)
         for name, means in ONE_ONLY.items():
             if self.switch(name) not in (None, 1):
                 raise self._unserved(f"{means} ({name})")

@@ -5,22 +5,21 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
-from weakref import WeakKeyDictionary
 
-from forerun.drafters.base import Guess, Outcome, Turn
+from forerun.drafters.base import Guess, Turn
 from forerun.drafters.block.dflash import KIND, PublishedBlock
 from forerun.drafters.block.dflash import load as load_published
 from forerun.drafters.folders import description_of, find, kind_of, refuse
 from forerun.drafters.heads.few_racers import grow
 from forerun.drafters.heads.files import Trained, load
 from forerun.drafters.heads.fitting import check
-from forerun.drafters.heads.listening import Listening
+from forerun.drafters.heads.listening import Listener, Listening
 from forerun.drafters.level_growth import Growth
-from forerun.models.base import CpuPass, LanguageModel, identity
+from forerun.models.base import CpuPass
 from forerun.rules.types import Drawn
 
 
-class Block:
+class Block(Listener):
     """Draft with a network that guesses a whole block in one pass, trained for this target.
 
     source: a folder that `forerun train --kind block` wrote, or one with a DFlash draft model, or
@@ -32,6 +31,7 @@ class Block:
     """
 
     def __init__(self, source: str | Path) -> None:
+        super().__init__()
         self.source = _load(source)
         is_published = isinstance(self.source, PublishedBlock)
         self.name = f"{KIND if is_published else 'block'}:{source}"
@@ -39,19 +39,9 @@ class Block:
         self.design: Any = trained.design
         self.tokens = trained.tokens  # (Vd,): the target's ids
         self.layers: tuple[int, ...] = trained.design.layers
-        self._runners: WeakKeyDictionary[Any, Any] = WeakKeyDictionary()
 
-    def start(
-        self, target: LanguageModel, num_rows: int, capacity: int, rows: Any = None
-    ) -> Listening:
-        key = identity(target)
-        runner = self._runners.get(key)
-        if runner is None:
-            runner = self._runners[key] = runner_for(self.source, target)
-        return Listening(target.vocab_size, runner, num_rows, capacity)
-
-    def enter(self, state: Listening, row: int, tokens: Sequence[int], num_prompt: int) -> None:
-        state.texts.enter(row, tokens, num_prompt)
+    def fit(self, target: Any) -> Any:
+        return runner_for(self.source, target)
 
     def propose(
         self, state: Listening, turns: Sequence[Turn], *, shared_noise: bool
@@ -74,16 +64,6 @@ class Block:
                     growth.next_level()
         drawn = Drawn.SHARED if shared_noise else Drawn.SAMPLED
         return [growth.guess(drawn) for growth in growths]
-
-    def observe(self, state: Listening, outcomes: Sequence[Outcome]) -> None:
-        state.texts.observe(outcomes)
-        for outcome in outcomes:
-            state.hear(outcome)
-        state.look_ahead()
-
-    def release(self, state: Listening, row: int) -> None:
-        state.texts.release(row)
-        state.release(row)
 
 
 def _load(source: str | Path) -> Trained | PublishedBlock:

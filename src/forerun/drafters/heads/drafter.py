@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
-from weakref import WeakKeyDictionary
 
 from forerun.base.errors import UnsupportedError, explain
-from forerun.drafters.base import Guess, Outcome, Turn
+from forerun.drafters.base import Guess, Turn
 from forerun.drafters.folders import description_of, find, kind_of, refuse
 from forerun.drafters.heads.design import Design
 from forerun.drafters.heads.eagle3 import KIND, Published
@@ -16,16 +15,15 @@ from forerun.drafters.heads.eagle3 import load as load_published
 from forerun.drafters.heads.few_racers import grow
 from forerun.drafters.heads.files import Trained, load
 from forerun.drafters.heads.fitting import check, fit, load_shipped
-from forerun.drafters.heads.listening import Listening
+from forerun.drafters.heads.listening import Listener, Listening
 from forerun.drafters.heads.readings import settle
 from forerun.drafters.heads.runner import Runner
 from forerun.drafters.level_growth import Growth
-from forerun.models.base import LanguageModel, identity
 from forerun.rules.types import Drawn
 from forerun.trees.tree import ROOT
 
 
-class Heads:
+class Heads(Listener):
     """Draft with a network that was trained for this target.
 
     source: a folder that `forerun train` wrote, or one with an EAGLE-3 head that somebody else
@@ -36,6 +34,7 @@ class Heads:
     """
 
     def __init__(self, source: str | Path | None = None) -> None:
+        super().__init__()
         self.source: Trained | Published = load_shipped() if source is None else _load(source)
         is_published = isinstance(self.source, Published)
         prefix = "eagle3" if is_published else "heads"
@@ -43,7 +42,6 @@ class Heads:
         self.tokens = self.source.tokens  # (Vd,): the target's ids
         self.reading = ""  # how a published head was read, where its files leave that open
         self._trained = None if isinstance(self.source, Published) else self.source
-        self._runners: WeakKeyDictionary[Any, Runner] = WeakKeyDictionary()
 
     @classmethod
     def load(cls, source: str | Path) -> Heads:
@@ -60,17 +58,8 @@ class Heads:
         """The target's layers whose states are read, once its design is known."""
         return self.design.layers if self.design else ()
 
-    def start(
-        self, target: LanguageModel, num_rows: int, capacity: int, rows: Any = None
-    ) -> Listening:
-        key = identity(target)
-        runner = self._runners.get(key)
-        if runner is None:
-            runner = self._runners[key] = fit(self._for(target), target)
-        return Listening(target.vocab_size, runner, num_rows, capacity)
-
-    def enter(self, state: Listening, row: int, tokens: Sequence[int], num_prompt: int) -> None:
-        state.texts.enter(row, tokens, num_prompt)
+    def fit(self, target: Any) -> Runner:
+        return fit(self._for(target), target)
 
     def propose(
         self, state: Listening, turns: Sequence[Turn], *, shared_noise: bool
@@ -94,16 +83,6 @@ class Heads:
             logits = state.go_on(nodes) if nodes else None
         drawn = Drawn.SHARED if shared_noise else Drawn.SAMPLED
         return [growth.guess(drawn) for growth in growths]
-
-    def observe(self, state: Listening, outcomes: Sequence[Outcome]) -> None:
-        state.texts.observe(outcomes)
-        for outcome in outcomes:
-            state.hear(outcome)
-        state.look_ahead()
-
-    def release(self, state: Listening, row: int) -> None:
-        state.texts.release(row)
-        state.release(row)
 
     def _for(self, target: Any) -> Trained:
         """The network for this target."""

@@ -153,9 +153,7 @@ class Files(PublishedFiles):
     def check_settings(self) -> None:
         """Refuse a head that computes something other than our network, or a newer layout."""
         self._check_version()
-        for name, means in FALSE_ONLY.items():
-            if self.switch(name):
-                raise self._unserved(f"{means} ({name})")
+        self._check_off(FALSE_ONLY)
         eagle = self.more
         for name in (*self.described, *eagle):
             value = self.described.get(name, eagle.get(name))

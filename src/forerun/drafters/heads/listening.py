@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
+from weakref import WeakKeyDictionary
 
 import numpy as np
 
@@ -18,6 +19,7 @@ from forerun.drafters.base import Guess, Outcome, Turn
 from forerun.drafters.heads.few_racers import Node, is_about_tokens
 from forerun.drafters.heads.runner import Logits, Runner
 from forerun.drafters.texts import Texts
+from forerun.models.base import LanguageModel, identity
 from forerun.rules.types import Drawn
 from forerun.trees.tree import ROOT
 
@@ -192,3 +194,36 @@ class Listening:
         for index, row in enumerate(rows):
             heard = self._heard[row]
             heard.waiting, heard.logits, heard.num_nodes = [], (logits, index), 0
+
+
+class Listener:
+    """A drafter that goes on from the target's hidden states, with a network fitted to it."""
+
+    def __init__(self) -> None:
+        self._runners: WeakKeyDictionary[Any, Runner] = WeakKeyDictionary()
+
+    def fit(self, target: Any) -> Runner:
+        """The network for this target, on its device."""
+        raise NotImplementedError
+
+    def start(
+        self, target: LanguageModel, num_rows: int, capacity: int, rows: Any = None
+    ) -> Listening:
+        key = identity(target)
+        runner = self._runners.get(key)
+        if runner is None:
+            runner = self._runners[key] = self.fit(target)
+        return Listening(target.vocab_size, runner, num_rows, capacity)
+
+    def enter(self, state: Listening, row: int, tokens: Sequence[int], num_prompt: int) -> None:
+        state.texts.enter(row, tokens, num_prompt)
+
+    def observe(self, state: Listening, outcomes: Sequence[Outcome]) -> None:
+        state.texts.observe(outcomes)
+        for outcome in outcomes:
+            state.hear(outcome)
+        state.look_ahead()
+
+    def release(self, state: Listening, row: int) -> None:
+        state.texts.release(row)
+        state.release(row)

@@ -152,6 +152,12 @@ class PublishedFiles:
             received = f"speculators_version {self.described['speculators_version']}"
             raise UnsupportedError(explain(wrong, received, "Use a newer version of forerun."))
 
+    def _check_off(self, switches: Mapping[str, str]) -> None:
+        """Refuse switches that are on; each has what it would mean."""
+        for name, means in switches.items():
+            if self.switch(name):
+                raise self._unserved(f"{means} ({name})")
+
     def _check_layers(self) -> None:
         """Refuse layers of a kind that our networks do not have."""
         if self.config.hidden_act != "silu":
