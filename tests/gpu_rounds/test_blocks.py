@@ -17,7 +17,7 @@ from tiny import build, noisy_copy  # noqa: E402
 import forerun as fr  # noqa: E402
 from forerun import rules  # noqa: E402
 from forerun.base.clock import working  # noqa: E402
-from forerun.drafters import Model  # noqa: E402
+from forerun.drafters import Model, NGram  # noqa: E402
 from forerun.engine.answer_options import AnswerOptions  # noqa: E402
 from forerun.engine.engine import Engine  # noqa: E402
 from forerun.engine.request import Request  # noqa: E402
@@ -33,6 +33,7 @@ from forerun.gpu_rounds.blocks import (  # noqa: E402
     num_segments,
 )
 from forerun.gpu_rounds.choosing import executor_of  # noqa: E402
+from forerun.gpu_rounds.rounds import CapturedRound, RoundShape  # noqa: E402
 
 pytestmark = IN_INTERPRETER
 MODEL = build()
@@ -59,21 +60,30 @@ def test_a_block_has_room_for_so_many_parts() -> None:
     assert (len(inside), inside + before) == (num_segments(64), parts)
 
 
-@pytest.mark.parametrize("num_others", [1, 24, 64, 100, 200, 256, 512])
-def test_a_block_fills_a_pass(num_others: int) -> None:
-    assert block_size(0, num_others) == 0
-    sizes = block_sizes(num_others)
+@pytest.mark.parametrize("num_lanes", [1, 24, 64, 100, 200, 256, 512])
+def test_a_block_fills_a_pass(num_lanes: int) -> None:
+    assert block_size(0, num_lanes) == 0
+    sizes = block_sizes(num_lanes)
     assert sizes == sorted(set(sizes))
-    assert sizes[-1] == most_read(num_others) >= 448
+    assert sizes[-1] == 1024 - num_lanes
     for wanted in (1, 17, 100, 448, 4000):
-        size, total = block_size(wanted, num_others), num_others + block_size(wanted, num_others)
+        size, total = block_size(wanted, num_lanes), num_lanes + block_size(wanted, num_lanes)
         assert size >= min(wanted, sizes[-1])
-        assert total <= (512 if num_others <= 64 else 1024)
         assert total % 128 == 0 or total in (16, 32, 64)
 
 
+def test_a_longer_usual_round_leaves_room_for_a_larger_block() -> None:
+    """The largest is the same share of a usual round, and fills one of the blocks."""
+    for num_lanes in (1, 64, 128, 256):
+        rooms = [most_read(num_lanes, num_lanes * (length + 1)) for length in (0, 1, 3)]
+        assert rooms == sorted(rooms)
+        assert all(block_size(room, num_lanes) == room >= 448 for room in rooms)
+    assert [most_read(64, usual) for usual in (64, 128, 256)] == [448, 576, 960]
+
+
 class Rounds:
-    """An engine, and the prompt tokens that it reads in passes of their own."""
+    """An engine, the prompt tokens that it reads in passes of their own, and the shapes of the
+    rounds that read others."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, **options: Any) -> None:
         options = {"drafter": None, "draft_length": 2, "rule": rules.get("match")} | options
@@ -86,6 +96,14 @@ class Rounds:
             feed(rows, parts)
 
         monkeypatch.setattr(GpuRows, "feed", counting)
+        self.reading: list[RoundShape] = []
+        launch = CapturedRound.launch
+
+        def noting(made: CapturedRound) -> int:
+            self.reading += [made.shape] if made.shape.block else []
+            return launch(made)
+
+        monkeypatch.setattr(CapturedRound, "launch", noting)
 
     def ask(self, prompt: Sequence[int], limit: int, **options: Any) -> Request:
         sampling = fr.Sampling(temperature=0.8, seed=3, **options)
@@ -138,8 +156,23 @@ def test_prompts_are_read_in_the_rounds_of_others(
     assert all(request.num_output for request in others)
     rounds.finish()
     assert rounds.num_apart == 0
+    assert {shape.draft_length for shape in rounds.reading} == {0}
     expected = {} if name == "plain" else {"draft_length": 2} | how
     texts = [alone(p, n, **expected) for p, n in ((SHORT, 14), (LONG, 4), (LONG[3:9], 4))]
+    assert [first.output, *(request.output for request in others)] == texts
+
+
+def test_guesses_of_the_host_wait_while_prompts_are_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    rounds = Rounds(monkeypatch, drafter=NGram(min_n=1))
+    first = rounds.ask(SHORT * 3, 14)
+    rounds.engine.step()
+    rounds.engine.step()
+    others = [rounds.ask(LONG, 4), rounds.ask(LONG[3:9], 4)]
+    rounds.finish()
+    assert rounds.num_apart == 0
+    assert {shape.draft_length for shape in rounds.reading} == {0}
+    assert first.stats.drafted > 0
+    texts = [alone(p, n) for p, n in ((SHORT * 3, 14), (LONG, 4), (LONG[3:9], 4))]
     assert [first.output, *(request.output for request in others)] == texts
 
 

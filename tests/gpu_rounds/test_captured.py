@@ -125,8 +125,9 @@ def test_a_guess_longer_than_any_captured_round(
 
     monkeypatch.setattr(NGram, "observe", listen)
     how: dict[str, Any] = {"sampling": SAMPLING, "max_new_tokens": 5}
-    expected = fr.generate(TARGET, PROMPTS[1], drafter=None, **how).tokens
-    answer = fr.generate(TARGET, PROMPTS[1], drafter=drafter, draft_length=4, **how)
+    prompt = list(range(TARGET.vocab_size))  # so that every token has come before
+    expected = fr.generate(TARGET, prompt, drafter=None, **how).tokens
+    answer = fr.generate(TARGET, prompt, drafter=drafter, draft_length=4, **how)
     assert answer.tokens == expected
     assert not answer.stats.notes
     assert max(count for count in scored if count is not None) == 2

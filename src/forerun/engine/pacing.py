@@ -19,6 +19,7 @@ from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from numbers import Real
+from operator import itemgetter
 from statistics import median
 from typing import Any
 
@@ -30,7 +31,7 @@ less: most requests are served in time, by `benchmarks/serve.py --slowdowns`."""
 
 ALIKE = 1.25  # times as many rows, or fewer, that a usual round may have to count as one
 FIRST = 2  # tokens of the first part, before anything was measured
-GROWTH = 1.5  # times the last part that the next one may be at most
+GROWTH = 1.5  # times the largest of the latest parts that the next one may be at most
 MOST_PACED_TOKENS = 512  # of a part, however quick it is
 UNMEASURED = 32  # tokens of a part at most while no usual round has been timed
 NUM_USUAL = 5  # latest rounds without prompts, of which the median counts
@@ -75,13 +76,13 @@ class Pacing:
             return 0
         if not self.parts:
             return FIRST
-        rows, _, last = self.parts[-1]
-        most = min(largest, max(FIRST, int(GROWTH * last)))
+        rows, _, largest_yet = max(self.parts, key=itemgetter(2))
+        most = min(largest, max(FIRST, int(GROWTH * largest_yet)))
         if not self.usual:
             return min(most, UNMEASURED)
         alike = [part for part in self.parts if _are_alike(part[0], num_answered)]
         if not alike or is_unknown:
-            return min(largest, max(1, int(last * min(1.0, num_answered / rows))))
+            return min(largest, max(1, int(largest_yet * min(1.0, num_answered / rows))))
         parts = [(size, max(0.0, seconds - median(usual))) for _, seconds, size in alike]
         spendable = (self.slowdown - 1) * median(usual)
         per_token = sorted(cost / size for size, cost in parts)[int(CAUTION * len(parts))]

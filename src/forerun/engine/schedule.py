@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from forerun.base.errors import EngineFullError, explain
+from forerun.engine.gathering import Gathering
 from forerun.engine.pacing import Pacing
 from forerun.engine.plan import Load, RoundPlan, Span
 from forerun.engine.queue import Queue
@@ -61,6 +62,8 @@ class Schedule:
         self._num_read = 0  # prompt tokens, of all requests
         self._stores_parts = True  # until a model turns out to store nothing
         self._room: int | None = None  # for prompts, in the next round; None: any
+        self._gathering = Gathering()
+        self._costs_drafts = False  # that the next round reads prompts
         self._num_full = 0  # rounds in which nobody is admitted, because there was no room
 
     def submit(self, request: Request) -> None:
@@ -80,6 +83,7 @@ class Schedule:
             if self._seats.is_being_read(request):
                 passed_over.append(request)
             elif (row := self._seats.enter(request)) is not None:
+                self._gathering.add(len(request.tokens) - self._state.lengths[row])
                 welcome(row, request)
             else:
                 passed_over.append(request)
@@ -140,13 +144,17 @@ class Schedule:
         Under pacing, the prompt with the least left comes first, so that a short one does not wait
         for long ones; but each is overtaken by `OVERTAKEN` times as many tokens as it has left, at
         most, so that long ones are read too.  The last token of a text begins its answer and waits
-        for no budget.
+        for no budget.  Where reading costs the others their drafts, prompts wait for one another.
         """
         lengths = self._state.lengths
         new = [(row, request) for row, request in seated if request.status is Status.READING]
         budget, ends = MOST_TOKENS, {}
         if self._pacing is not None and new:
-            budget = self._pacing.num_tokens(len(seated) - len(new), self._room)
+            num_answered = len(seated) - len(new)
+            budget = self._pacing.num_tokens(num_answered, self._room)
+            num_left = sum(len(request.tokens) - lengths[row] for row, request in new)
+            if num_answered and self._costs_drafts and self._gathering.waits(num_left, budget):
+                budget = 0
 
             def place(pair: Seated) -> int:
                 row, request = pair
@@ -160,10 +168,19 @@ class Schedule:
             budget = max(0, budget - left)
         return ends
 
-    def learn(self, plan: RoundPlan, load: Load, seconds: float | None, room: int | None) -> None:
+    def learn(
+        self,
+        plan: RoundPlan,
+        load: Load,
+        seconds: float | None,
+        room: int | None,
+        costs_drafts: bool,
+    ) -> None:
         """A plan is executed: whether parts of texts were stored, how long a round of this load
-        took, if that is known, and the prompt tokens that the next one has room for."""
-        self._room = room
+        took, if that is known, the prompt tokens that the next one has room for, and whether it has
+        drafts only if it reads none."""
+        self._room, self._costs_drafts = room, costs_drafts
+        self._gathering.pass_by(seconds or 0.0)
         for span in plan.reading:
             if self._state.lengths[span.row] < span.end:
                 self._stores_parts = False

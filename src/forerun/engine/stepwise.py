@@ -43,6 +43,7 @@ class Decision:
     is_timed: bool = True  # nothing else was done in that time
     load: Load | None = None  # of the round that took that time; None: the plan's
     room: int | None = None  # prompt tokens that the next round takes beside answers; None: any
+    costs_drafts: bool = False  # rounds that read prompts have no drafts, and others have
     waiting: frozenset[int] = frozenset()
     """The spans, by index, whose first token comes with the next round, which is on its way."""
 

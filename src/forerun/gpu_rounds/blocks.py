@@ -16,8 +16,8 @@ from forerun.gpu.shapes import MOST_TOKENS, PER_SEGMENT, Inputs, padded_pass
 SIZES = (16, 64, 192, 320, 512)
 """Prompt tokens that a block has room for at least, up to the largest beside so many others."""
 TOTALS = {64: 512, 128: 640}
-"""By tokens of lanes, at most: tokens of the largest pass with a block, about 2.6 times as long as
-one without."""
+"""By tokens of a usual pass, at most: tokens of the largest with a block, about 2.6 times as
+long."""
 PER_PART = 8
 """Tokens of a block for every segment of attention that it has room for."""
 
@@ -25,22 +25,23 @@ Part = tuple[int, int, Sequence[int]]
 """A row, the first slot, and the tokens that go there and behind it."""
 
 
-def most_read(num_others: int) -> int:
-    """Prompt tokens of the largest block beside so many tokens of lanes."""
-    totals = (total for most, total in TOTALS.items() if num_others <= most)
-    return next(totals, MOST_TOKENS) - num_others
+def most_read(num_lanes: int, num_usual: int) -> int:
+    """Prompt tokens of the largest block beside so many lanes, where a pass without a block has
+    `num_usual` tokens."""
+    totals = (total for most, total in TOTALS.items() if num_usual <= most)
+    return next(totals, MOST_TOKENS) - num_lanes
 
 
-def block_sizes(num_others: int) -> list[int]:
-    """Tokens of the blocks beside so many tokens of lanes, with which they fill a pass."""
-    most = most_read(num_others)
-    sizes = {padded_pass(num_others + size) - num_others for size in SIZES}
-    return [*sorted(size for size in sizes if size < most), most]
+def block_sizes(num_lanes: int) -> list[int]:
+    """Tokens of the blocks beside so many lanes, with which they fill a pass."""
+    totals = {padded_pass(num_lanes + size) for size in SIZES}
+    totals |= {total for total in (*TOTALS.values(), MOST_TOKENS) if total > num_lanes}
+    return sorted(total - num_lanes for total in totals)
 
 
-def block_size(num_tokens: int, num_others: int) -> int:
+def block_size(num_tokens: int, num_lanes: int) -> int:
     """Tokens of the smallest block with room for so many, or of the largest."""
-    sizes = block_sizes(num_others)
+    sizes = block_sizes(num_lanes)
     return next((size for size in sizes if size >= num_tokens), sizes[-1]) if num_tokens else 0
 
 

@@ -27,8 +27,6 @@ from forerun.trees.tree import Tree
 STEERED = (0, 1, 2, 3, 5, 7)
 """Draft lengths that the policy may choose from.  With 7 instead of 8 there is one size of decision
 kernel fewer to compile."""
-BESIDE = (0, 1, 3)
-"""Of these, rounds that read prompts: each has blocks of several sizes to capture."""
 LONGEST = 15
 """Tokens of the longest draft."""
 MARGIN = 2 * (LONGEST + 1)
@@ -70,7 +68,6 @@ class Captures:
     ) -> None:
         self._state = state
         self._draft_length = draft_length
-        self._is_steered = draft_length == "auto" and tree is None
         self._is_on_host = is_on_host
         self.tree = tree
         self._top = 1 << max(num_rows - 1, 0).bit_length()
@@ -110,6 +107,11 @@ class Captures:
         lengths, most = self.lengths(size), max(asked, default=0)
         return min((length for length in lengths if length >= most), default=lengths[-1])
 
+    def num_tokens(self, size: int, asked: Sequence[int]) -> int:
+        """Tokens of the lanes of that round."""
+        length = self.length(size, asked)
+        return size * (1 + (len(self.tree) if self.tree and length else length))
+
     def num_chunks(self, longest: int) -> int:
         """Chunks of attention for texts of this length."""
         usual = max(self._state.capacity or SHORT, FEW_TOKENS // len(self._state.lengths))
@@ -122,10 +124,6 @@ class Captures:
         lanes: Lanes = storage.lanes[size]
         return lanes
 
-    def length_beside(self, length: int) -> int:
-        """The draft length of rounds that read prompts instead of this one."""
-        return max(most for most in BESIDE if most <= length) if self._is_steered else length
-
     def round(
         self, shape: RoundShape, drafts: DraftRows | None, *, goes_on: bool = False
     ) -> CapturedRound:
@@ -136,8 +134,8 @@ class Captures:
         """
         begin, made = working(), self._made(shape, drafts)
         if not made.is_ready:
-            sizes = set(block_sizes(shape.num_tokens)) if shape.block and goes_on else set()
-            shapes = [shape._replace(block=size) for size in sizes - {shape.block}]
+            sizes = block_sizes(shape.num_lanes) if shape.block and goes_on else []
+            shapes = [shape._replace(block=size) for size in sizes if size != shape.block]
             self._prepare([made, *(self._made(other, drafts) for other in shapes)])
             self.seconds += working() - begin
         return made

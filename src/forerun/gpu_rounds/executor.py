@@ -5,6 +5,8 @@ While one round runs, the next is already queued, for the same requests and with
 of the last plan.  If a request has ended meanwhile, its lane was in vain and nothing else: rows are
 overwritten past their length.  Parts of prompts travel with the next round, in the pass of its
 lanes, and a request whose prompt ends there has a lane in it: its first token comes one plan later.
+A round that reads prompts has no drafts: such rounds come in fewer shapes, and a pass has room for
+more of a prompt.
 Requests that need the host (a processor, a grammar, log-probabilities) are answered step by step,
 and the others do not wait for them.
 """
@@ -83,6 +85,8 @@ class Captured:
         self._halves: Halves | None = None
         self._has_host_waited = False  # in this plan, so that the others are sooner done with it
         self._needs = Needs()  # of all requests so far; rounds that read prompts serve them all
+        # A drafter on the host hears no hidden states of prompts that rounds read.
+        self._can_read = not (drafter.is_on_host and state.layers)
         self._unseen: set[int] = set()  # rows of which a round reads a part of this plan
         self._begun = self._last_result = 0.0
         self._captured_before = 0.0  # seconds of captures before this plan
@@ -114,14 +118,15 @@ class Captured:
         is_host = needs_host(plan)
         if not any(is_host):
             self._halves = None
-            return self._collect(plan, self._depart(plan))
+            return self._collect(plan, self._depart(plan, self._parts(plan)))
         device = [index for index, on_host in enumerate(is_host) if not on_host]
         host = [index for index, on_host in enumerate(is_host) if on_host]
         halves = Halves(
             (part_of(plan, device, plan.reading), device), (part_of(plan, host, ()), host)
         )
         self._halves = halves
-        departure = self._depart(halves.plans[0])  # runs while the host answers the others
+        first = halves.plans[0]
+        departure = self._depart(first, self._parts(first))  # runs while the host answers others
         self._has_host_waited = not self._has_host_waited and FEW * len(host) <= len(device)
         if self._has_host_waited:
             by_host = waiting(len(host), [self._begun] * 4)
@@ -146,11 +151,10 @@ class Captured:
                 is_unseen = span.answers or span.row in self._unseen
                 self._state.put_aside(span.row, is_answered=is_unseen)
 
-    def _depart(self, plan: RoundPlan) -> Departure:
+    def _depart(self, plan: RoundPlan, parts: Sequence[Part]) -> Departure:
         """Launch the next round behind the one on its way; if that serves nobody of the plan, it is
         let go, and two are launched."""
         flight, self._flight = self._flight, None
-        parts = self._parts(plan)
         if flight is None or all(flight.lane(span) is None for span in plan.answering):
             flight, parts = self._start(plan, parts), []
         if flight is None:
@@ -171,15 +175,16 @@ class Captured:
         return [part for part in parts + device if part[2]]
 
     def _start(self, plan: RoundPlan, parts: Sequence[Part]) -> Flight | None:
-        """Launch a round for all requests of a plan.  Prompts too long for it are read before, in
-        the widest passes."""
+        """Launch a round for all requests of a plan.  Where all of them are new, prompts too long
+        for it are read before, in the widest passes."""
         if not plan.answering:
             self._state.feed(parts)
             if self.device.type == "cuda":
                 torch.cuda.current_stream(self.device).synchronize()  # so that the time is theirs
             return None
         num_before = 0
-        if count(parts) > FEW_TOKENS or self._drafter.hears:  # which reads the states of a prompt
+        is_long = count(parts) > FEW_TOKENS and all(span.is_new for span in plan.answering)
+        if is_long or self._drafter.hears:  # which reads the states of a prompt
             self._state.feed(parts)
             num_before, parts = count(parts), ()
         texts = [span.request.tokens for span in plan.answering]
@@ -211,10 +216,26 @@ class Captured:
         self._flight = following
         if following is None:
             self._take_off(plan, decision, departure.parts)
-        ahead = self._flight
-        room = None if ahead is None else most_read(ahead.round.shape.num_tokens)
-        is_overlapped = ahead is not None
-        return replace(decision, is_overlapped=is_overlapped, is_timed=is_timed, room=room)
+        return replace(
+            decision,
+            is_overlapped=self._flight is not None,
+            is_timed=is_timed,
+            room=self._room(plan),
+            costs_drafts=self._can_read and self._has_drafts(plan),
+        )
+
+    def _has_drafts(self, plan: RoundPlan) -> bool:
+        """Whether a round for these answers has drafts, if it reads no prompts."""
+        return any(self._drafter.asked(plan, range(len(plan.answering))))
+
+    def _room(self, plan: RoundPlan) -> int | None:
+        """Prompt tokens that the next round takes beside these answers; None: any."""
+        count = len(plan.answering)
+        if not (self._can_read and count):
+            return None
+        num_lanes = self._captures.size(count)
+        asked = self._drafter.asked(plan, range(count))
+        return most_read(num_lanes, self._captures.num_tokens(num_lanes, asked))
 
     def _follow(self, flight: Flight, plan: RoundPlan, parts: Sequence[Part]) -> Flight | None:
         """Launch the next round in the same lanes, which stand on the device as the last one leaves
@@ -338,10 +359,8 @@ class Captured:
         else:
             num_lanes, order = behind.round.shape.num_lanes, behind.places(spans)
             most, moves = behind.longest(spans), [behind.lane(span) is not None for span in spans]
-        length = self._draft_length(asked, num_lanes, max(most))
-        if can_read := count(parts) > 0 and self._can_read(length):
-            length = length if guesses else captures.length_beside(length)
-        size = block_size(count(parts), num_lanes * (length + 1)) if can_read else 0
+        size = block_size(count(parts), num_lanes) if self._can_read else 0
+        length = 0 if size else self._draft_length(asked, num_lanes, max(most))
         inside, outside = fitting(parts, size)
         self._state.feed(outside)
         self._unseen.update(row for row, _, _ in inside)
@@ -364,7 +383,7 @@ class Captured:
         shape = RoundShape(
             num_lanes,
             length,
-            captures.num_chunks(MARGIN + max(most)) if length or not size else 1,
+            1 if size else captures.num_chunks(MARGIN + max(most)),
             self._rule.name,
             drafts is not None,
             *(self._needs if size else needs),
@@ -423,12 +442,6 @@ class Captured:
         if lanes.edits is not None and made:
             requests = [span.request for span in spans.values()]
             lanes.edits.put(requests, list(texts.values()), places)
-
-    def _can_read(self, length: int) -> bool:
-        """Whether rounds of this draft length read prompts: none with trees do, nor any where a
-        drafter on the host reads the hidden states."""
-        has_tree = self._captures.tree is not None and length > 0
-        return not has_tree and not (self._drafter.is_on_host and self._state.layers)
 
     def _draft_length(self, asked: Sequence[int], num_lanes: int, longest: int) -> int:
         """The captured draft length for what is asked; none where the longest text leaves the

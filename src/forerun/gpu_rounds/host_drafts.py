@@ -15,7 +15,7 @@ from forerun.base.clock import working
 from forerun.drafters import Block, Forced, Heads, Mixed, NGram, Suffix
 from forerun.drafters.base import Outcome
 from forerun.engine.drafting import Drafting
-from forerun.engine.plan import RoundPlan, Span
+from forerun.engine.plan import DraftPlan, RoundPlan, Span
 from forerun.engine.proposal import Proposal, worthwhile
 from forerun.engine.steering.ladder_policy import Ladder
 from forerun.engine.stepwise import Decision
@@ -56,20 +56,20 @@ class HostDrafts(Captured):
         """A draft is as long as the guess."""
         return None
 
-    def _depart(self, plan: RoundPlan) -> Departure:
-        begin = working()
-        drafted = self._drafting.propose(plan)
+    def _depart(self, plan: RoundPlan, parts: Sequence[Part]) -> Departure:
+        begin, reads = working(), self._can_read and bool(parts)
+        drafted = self._drafting.propose(replace(plan, drafts=DraftPlan()) if reads else plan)
         self._proposing = begin, working()
         most = self._captures.lengths(self._captures.size(len(plan.answering)))[-1]
         short = [_shortened(draft, most) for draft in drafted.proposals]
         self._drafted = replace(drafted, proposals=short)
         guesses = [draft.tokens for draft in self._drafted.proposals]
-        self._num_silent = 0 if any(guesses) else self._num_silent + 1
+        if not reads:
+            self._num_silent = 0 if any(guesses) else self._num_silent + 1
         if not any(guesses):
-            return super()._depart(plan)
+            return super()._depart(plan, parts)
         self._flight = None
-        texts = [span.request.tokens for span in plan.answering]
-        asked, parts = list(map(len, guesses)), self._parts(plan)
+        texts, asked = [span.request.tokens for span in plan.answering], list(map(len, guesses))
         return Departure(self._launch(plan.answering, texts, asked, parts, guesses=guesses))
 
     def _follow(self, flight: Flight, plan: RoundPlan, parts: Sequence[Part]) -> Flight | None:
@@ -92,6 +92,9 @@ class HostDrafts(Captured):
         for lane, span in enumerate(flight.spans):
             if span is not None:
                 self._places[span.request.number] = flight, lane
+
+    def _has_drafts(self, plan: RoundPlan) -> bool:
+        return self._num_silent == 0
 
     def _flies_ahead(self, plan: RoundPlan) -> bool:
         return self._num_silent >= SILENT or not plan.drafts.asked

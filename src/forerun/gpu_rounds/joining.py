@@ -161,6 +161,7 @@ class Halves:
             is_timed=first.is_timed,
             load=first.load if second.waiting else None,
             room=first.room,
+            costs_drafts=first.costs_drafts,
             waiting=frozenset(
                 index for index, (decision, inner) in enumerate(order) if inner in decision.waiting
             ),

@@ -52,7 +52,7 @@ class RoundShape(NamedTuple):
     num_likely: int | None = None  # likeliest tokens at each place; None: no log-probabilities
     layers: tuple[int, ...] = ()  # of the target, whose hidden states are kept
     tree: Tree | None = None  # that drafts fill, in level order; None: drafts are chains
-    block: int = 0  # tokens of prompts beside the lanes
+    block: int = 0  # tokens of prompts beside the lanes, in rounds without drafts
 
     @property
     def is_tree(self) -> bool:
@@ -143,7 +143,7 @@ class CapturedRound:
         return made._replace(
             num_tokens=count + shape.block,
             num_segments=shape.num_lanes + num_segments(shape.block),
-            per_segment=max(PER_SEGMENT, shape.num_nodes + 1),
+            per_segment=PER_SEGMENT,
             has_block=True,
         )
 
