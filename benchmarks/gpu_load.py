@@ -12,6 +12,8 @@ samples of one prompt.  All users begin at once, which is the hardest moment, an
 answers end.  A cell has tokens in and out per second, milliseconds to the first token and between
 pieces at p50, p95 and p99, and the share of the limit: prompts at the rate of a large product, and
 for every round of all users the weights and the keys once at the bandwidth of a large reduction.
+"device" says how rounds spent the time: which share of them read prompts, or had drafts, the
+milliseconds from one result to the next, and how many tokens of prompts a reading round read.
 One request of each user comes before the first cell of a size: rounds are captured then.
 Bare cells come first, then the mixed ones, as far as there is time.
 """
@@ -32,6 +34,7 @@ import numpy as np
 import torch
 
 import forerun as fr
+from device_time import noting_rounds
 from forerun.gpu.model import GpuModel
 from gpu import bandwidth, milliseconds
 from llama_pair import Pair
@@ -173,7 +176,8 @@ class Bench:
                 return await answer_all(engine, asked, num_users)
 
         try:
-            times = asyncio.run(run())
+            with noting_rounds(self.target) as noted:
+                times = asyncio.run(run())
         except fr.ForerunError as error:
             print(f"{kind}, {num_users} users: {error}", flush=True)
             self.cells.append({"kind": kind, "users": num_users, "drafts": with_drafts,
@@ -191,6 +195,7 @@ class Bench:
             "gap_ms": percentiles(times.gaps),
             "of_limit": round(self.limit(asked, num_users) / times.seconds, 3),
             "gigabytes": round(torch.cuda.memory_reserved() / 1e9, 1),
+            "device": noted.summary(),
         }
         print("" if is_kept else "not counted:", cell, flush=True)
         if is_kept:
