@@ -93,8 +93,11 @@ test-distributed: setup  ## a model over two ranks on this machine, and ranks th
 	@$(INSTALL) --editable '.[parallel]'
 	@$(PYTEST) -n 0 -m distributed
 
+# The others may import what that Python lacks.
+GPU_TESTS = $(addprefix tests/,classic drafters gpu gpu_rounds kernels models test_verification.py train)
+
 test-gpu:  ## the GPU tests, with the Python that has a CUDA build of torch
-	@TRITON_INTERPRET=0 PYTHONPATH=src $(PYTHON) -m pytest -n 3 -m gpu
+	@TRITON_INTERPRET=0 PYTHONPATH=src $(PYTHON) -m pytest -n 3 -m gpu $(GPU_TESTS)
 
 format: setup  ## let ruff rewrite what it can
 	@$(BIN)/ruff check --quiet --fix .

@@ -51,6 +51,19 @@ def test_hooks_are_what_make_setup_installs() -> None:
         re.compile(hook.get("files", ""))
 
 
+def test_make_test_gpu_names_the_folders_that_hold_gpu_tests() -> None:
+    """And no other: what those import may be missing beside a CUDA build of torch."""
+    makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
+    (names,) = re.findall(r"^GPU_TESTS = .*tests/,(.*)\)$", makefile, re.MULTILINE)
+    marked = re.compile(r"mark\.gpu\b|\bON_DEVICE\b")
+    found = {
+        file.relative_to(ROOT / "tests").parts[0]
+        for file in (ROOT / "tests").rglob("test_*.py")
+        if marked.search(file.read_text(encoding="utf-8")) and file != Path(__file__)
+    }
+    assert set(names.split()) == found
+
+
 def test_bug_reports_must_hold_forerun_info() -> None:
     for name, is_required in (("bug", True), ("feature", False)):
         fields = read(f".github/ISSUE_TEMPLATE/{name}.yml")["body"]
