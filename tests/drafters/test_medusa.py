@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -109,15 +110,77 @@ def test_the_promises_of_every_drafter(target, tmp_path):
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"2.0.linear.bias": None}, r"promises 3 Medusa heads.*2\.0\.linear\.bias is missing"),
-        ({"1.1.weight": torch.ones(VOCAB_SIZE, 9)}, r"1\.1\.weight is of another shape"),
+        ({"2.0.linear.bias": None}, r"promises 3 Medusa heads.*2\.block\.0\.bias is missing"),
+        ({"2.1.weight": None}, r"2\.head\.weight is missing"),
+        ({"1.1.weight": torch.ones(VOCAB_SIZE, 9)}, r"1\.head\.weight is of another shape"),
         ({"1.0.linear.bias": torch.full((WIDTH,), np.nan)}, "holds NaN"),
+        ({"0.1.weight": torch.ones(VOCAB_SIZE, WIDTH, dtype=torch.int8)}, "holds whole numbers"),
+        ({"token_map": torch.arange(40)}, "vocab_size None"),
     ],
-    ids=["missing", "narrow", "nan"],
+    ids=["missing", "no head", "narrow", "nan", "few bits", "cut"],
 )
 def test_damaged_heads_are_refused(changes, message, tmp_path):
     with pytest.raises(InputError, match=message):
         Medusa(save(tmp_path, **changes))
+
+
+def test_tensors_that_nobody_knows_are_refused(tmp_path):
+    folder = save(tmp_path, **{"0.prefix_layernorm.weight": torch.ones(WIDTH)})
+    with pytest.raises(UnsupportedError, match=r"nothing is known of 0\.prefix_layernorm"):
+        Medusa(folder)
+
+
+@pytest.mark.parametrize(
+    ("stored", "message"),
+    [([torch.ones(2)], "holds no tensors by name"), ({"a": [1]}, "more than tensors")],
+)
+def test_a_pickle_is_read_as_tensors_alone(stored, message, tmp_path):
+    torch.save(stored, save(tmp_path) / "medusa_lm_head.pt")
+    with pytest.raises(InputError, match=message):
+        Medusa(tmp_path)
+
+
+@pytest.mark.parametrize("kept", [None, 40])
+def test_the_layout_of_vllm_is_the_same_drafter(kept, tmp_path):
+    """Other names, no biases, and perhaps the frequent tokens alone."""
+    none = {f"{number}.0.linear.bias": torch.zeros(WIDTH) for number in range(NUM_HEADS)}
+    original = Medusa(save(tmp_path / "one", **none))
+    tensors = {
+        re.sub(r"^(\d)\.0\.linear", r"medusa_heads.blocks.\1.layers.0", name): values
+        for name, values in torch.load(tmp_path / "one" / "medusa_lm_head.pt").items()
+        if not name.endswith("bias")
+    }
+    tensors = {
+        re.sub(r"^(\d)\.1", r"medusa_heads.lm_heads.\1", name): values
+        for name, values in tensors.items()
+    }
+    about = {
+        "model_type": "medusa", "architectures": ["MedusaModel"], "num_heads": NUM_HEADS,
+        "num_hidden_layers": 1, "hidden_size": WIDTH, "vocab_size": VOCAB_SIZE,
+        "truncated_vocab_size": kept or VOCAB_SIZE,
+    }  # fmt: skip
+    if kept:
+        tensors["token_map"] = torch.randperm(VOCAB_SIZE)[:kept].sort().values
+    (tmp_path / "two").mkdir()
+    (tmp_path / "two" / "config.json").write_text(json.dumps(about))
+    save_file(tensors, tmp_path / "two" / "model.safetensors")
+    found = Medusa(tmp_path / "two")
+    target = fr.wrap(tiny_llama(seed=3))
+    torch.manual_seed(1)
+    told = [torch.randn(4, WIDTH)], [[1, 2, 3, 4]]
+    ours, theirs = (each.fit(target).extend(None, [0], *told) for each in (found, original))
+    np.testing.assert_array_equal(ours, theirs[:, :, found.tokens])
+    if kept:
+        del tensors["token_map"]
+        save_file(tensors, tmp_path / "two" / "model.safetensors")
+        with pytest.raises(InputError, match="token_map is missing: 40 draft tokens"):
+            Medusa(tmp_path / "two")
+
+
+def test_a_description_may_name_fewer_heads_than_there_are(tmp_path):
+    """The first ones that were published say 2 and have 5."""
+    (save(tmp_path) / "config.json").write_text('{"medusa_num_heads": 2, "medusa_num_layers": 1}')
+    assert Medusa(tmp_path).num_guesses == NUM_HEADS
 
 
 @pytest.mark.parametrize("stated", [{"medusa_num_layers": 10**9}, {"medusa_num_heads": "3"}])
@@ -131,7 +194,7 @@ def test_counts_are_believed_as_far_as_there_are_tensors(stated, tmp_path):
 def test_another_target_or_kind_is_refused(tmp_path):
     drafter = Medusa(save(tmp_path))
     for changes in ({"vocab_size": 71}, {"hidden_size": 40}):
-        with pytest.raises(UnsupportedError, match="trained for another target"):
+        with pytest.raises(UnsupportedError, match="trained for another model and does not fit"):
             fr.generate(fr.wrap(tiny_llama(**changes)), [1, 2], drafter=drafter)
     (tmp_path / "other").mkdir()
     (tmp_path / "other" / "config.json").write_text('{"speculators_model_type": "eagle3"}')

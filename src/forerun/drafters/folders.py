@@ -86,7 +86,7 @@ def kind_of(folder: Path, config: Mapping[str, Any]) -> str:
         return "eagle3"
     if "eagle" in names:
         return "eagle"
-    is_medusa = {"medusa_num_heads", "medusa_num_layers"} & config.keys()
+    is_medusa = "medusa" in names or {"medusa_num_heads", "medusa_num_layers"} & config.keys()
     if is_medusa or any(folder.glob("medusa_lm_head.*")):
         return "medusa"
     if (folder / "adapter_config.json").is_file():
@@ -172,6 +172,9 @@ def tensors_of(folder: Path) -> dict[str, NDArray[Any]]:
             )
             cure = "Convert it to safetensors where you trust it, or download the folder again."
             raise InputError(explain(wrong, repr(str(file)), cure)) from error
+        if not isinstance(stored, dict):
+            wrong, cure = f"{file.name} holds no tensors by name.", "Save a state_dict in it."
+            raise InputError(explain(wrong, f"a {type(stored).__name__}", cure))
         others = [name for name, value in stored.items() if not isinstance(value, torch.Tensor)]
         if others:
             wrong, cure = f"{file.name} holds more than tensors.", "Leave out what is none."

@@ -1,46 +1,56 @@
 """Medusa heads: each reads the target's last hidden state and guesses one token further ahead.
 
-No head knows what the others guess, so all nodes of a level share one law.  In a tree each level
-takes the likeliest, or those that arrive first in the target's race.
+They are published as FasterDecoding trains them and as vLLM converts them; all heads of a layout
+are a few blocks x + SiLU(Wx + b) and the product that gives logits.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
-from weakref import WeakKeyDictionary
 
 import numpy as np
 from numpy.typing import NDArray
 
 from forerun.base.errors import InputError, UnsupportedError, explain
-from forerun.drafters.base import Guess, Outcome, Turn
 from forerun.drafters.folders import description_of, find, kind_of, refuse, tensors_of
-from forerun.drafters.forks import fork, grow_racing, grow_sampled
-from forerun.drafters.level_growth import Growth
-from forerun.drafters.texts import Texts
-from forerun.models.base import Inspectable, LanguageModel, identity
-from forerun.rules.types import Drawn
-from forerun.trees.sibling_laws import Children
+from forerun.drafters.heads.fingerprint import Fingerprint
+from forerun.drafters.heads.fitting import check
+from forerun.drafters.heads.runner import Logits
+from forerun.drafters.one_pass import OnePass
+from forerun.models.base import CpuPass
 
+Tensors = Mapping[str, NDArray[Any]]
 Head = list[Any]
-"""Weight (D, D) and bias (D,) of each block, and the weight (V, D) of the logits."""
+"""Weight (D, D) and bias (D,) of each block, and the weight (Vd, D) of the logits."""
+
+NAMES = {
+    r"^medusa_heads?\.": "",
+    r"^(\d+)\.(\d+)\.linear\.": r"\1.block.\2.",
+    r"^blocks\.(\d+)\.layers\.(\d+)\.": r"\1.block.\2.",
+    r"^lm_heads\.(\d+)\.": r"\1.head.",
+    r"^(\d+)\.(\d+)\.weight$": r"\1.head.weight",
+}
+"""The layouts' names of tensors, and ours: HEAD.block.LAYER.weight, HEAD.head.weight."""
+OF_THE_TARGET = re.compile(r"(base_)?model\.|lm_head\.")
+"""Tensors of a target that lies in the same files."""
+COUNTS = {"heads": ("medusa_num_heads", "num_heads"), "blocks": ("medusa_num_layers",)}
+"""Where config.json says how many there are."""
 
 
-@dataclass
-class MedusaRows:
-    """The rows of one engine."""
+@dataclass(frozen=True)
+class Published:
+    """Heads as they lie on disk."""
 
-    vocab_size: int
     heads: list[Head]
-    texts: Texts = field(default_factory=Texts)
-    states: dict[int, Any] = field(default_factory=dict)  # (D,), of the token before the newest
-    logits: dict[int, list[Any]] = field(default_factory=dict)  # (V,) of the first heads, after it
+    tokens: NDArray[np.int64]  # (Vd,): the target's id of each draft token
+    vocab_size: int  # of the target
 
 
-class Medusa:
+class Medusa(OnePass):
     """Draft with Medusa heads that were trained for this target.
 
     source: their folder, with config.json and the weights, or a name on the Hugging Face hub.
@@ -49,143 +59,169 @@ class Medusa:
     """
 
     def __init__(self, source: str | Path) -> None:
+        super().__init__()
         folder = find(source)
         about = description_of(folder)
         if (kind := kind_of(folder, about)) != "medusa":
             refuse(folder, kind, "Medusa heads")
         self.name = f"medusa:{source}"
         self.layers: tuple[int, ...] = ()  # the last of its target, once that is known
-        self._heads = _read(folder, about)
-        self._placed: WeakKeyDictionary[Any, list[Head]] = WeakKeyDictionary()
+        self._published = Files(folder, about).read()
+        self.tokens = self._published.tokens
+        self.num_guesses = len(self._published.heads)
 
-    def start(
-        self, target: LanguageModel, num_rows: int, capacity: int, rows: Any = None
-    ) -> MedusaRows:
-        if not isinstance(target, Inspectable):
-            wrong = f"Medusa heads read hidden states, and {target.name} shows none."
-            cure = "Use a transformers model, or a drafter that needs none."
-            raise UnsupportedError(explain(wrong, type(target).__name__, cure))
-        expected = target.vocab_size, target.hidden_size
-        received = self._heads[0][-1].shape
-        if received != expected:
-            wrong = "These Medusa heads were trained for another target: vocabulary and width."
-            cure = f"Use them with their own, not with {target.name}."
-            raise UnsupportedError(explain(wrong, f"{received} rather than {expected}", cure))
+    def fit(self, target: Any) -> Any:
+        width = self._published.heads[0][-1].shape[1]
+        about = Fingerprint("another model", width, None, self._published.vocab_size, ())
+        check(about, target)
         if self.layers and self.layers != (target.num_layers,):
             wrong = "This drafter already drafts for a target with another number of layers."
             cure = "Make a second one: forerun.drafters.Medusa(...)."
             raise UnsupportedError(explain(wrong, target.num_layers, cure))
         self.layers = (target.num_layers,)
-        return MedusaRows(target.vocab_size, self._on(target))
+        return MedusaRunner(self._published.heads, target)
 
-    def enter(self, state: MedusaRows, row: int, tokens: Sequence[int], num_prompt: int) -> None:
-        state.texts.enter(row, tokens, num_prompt)
 
-    def propose(
-        self, state: MedusaRows, turns: Sequence[Turn], *, shared_noise: bool
-    ) -> list[Guess]:
-        growths = []
-        for turn in turns:
-            depth = min(turn.height, len(state.heads)) if turn.row in state.states else 0
-            growths.append(Growth(turn, state.texts[turn.row], depth))
-        while busy := [growth for growth in growths if growth.frontier]:
-            forks = []
-            for growth in busy:
-                logits = _logits(state, growth.turn.row, growth.level)
-                for node in growth.frontier:
-                    parent = fork(growth, node, logits, state.vocab_size)
-                    forks += [parent] if parent else []
-            if shared_noise:
-                grow_racing(forks)
-            else:
-                grow_sampled(forks, Children.GREEDY_PLUS_ONE)
-            for growth in busy:
-                growth.next_level()
-        drawn = Drawn.SHARED if shared_noise else Drawn.SAMPLED
-        return [growth.guess(drawn) for growth in growths]
+class MedusaRunner:
+    """The heads on the device and in the precision of the target's states; rows keep nothing."""
 
-    def observe(self, state: MedusaRows, outcomes: Sequence[Outcome]) -> None:
-        state.texts.observe(outcomes)
-        for outcome in outcomes:
-            row, states = outcome.row, outcome.states
-            if states is not None and len(states):
-                is_last = outcome.num_processed == len(state.texts[row].tokens) - 1
-                self._forget(state, row)
-                if is_last:
-                    state.states[row] = states[-1]
-
-    def release(self, state: MedusaRows, row: int) -> None:
-        state.texts.release(row)
-        self._forget(state, row)
-
-    def _forget(self, state: MedusaRows, row: int) -> None:
-        state.states.pop(row, None)
-        state.logits.pop(row, None)
-
-    def _on(self, target: Any) -> list[Head]:
-        """The heads in the place and precision of the target's states."""
+    def __init__(self, heads: Sequence[Head], target: Any) -> None:
         import torch
 
-        key = identity(target)
-        if key not in self._placed:
-            model = None if hasattr(target, "packed") else target.model
-            like = torch.zeros(0) if model is None else model.get_input_embeddings().weight
-            self._placed[key] = [
-                [torch.from_numpy(part).to(like.device, like.dtype) for part in head]
-                for head in self._heads
-            ]
-        return self._placed[key]
+        is_lean = isinstance(target, CpuPass)
+        like = torch.zeros(0) if is_lean else target.model.get_input_embeddings().weight
+        self._heads = [
+            [torch.from_numpy(part).to(like.device, like.dtype) for part in head] for head in heads
+        ]
+
+    def start(self, num_rows: int, capacity: int) -> None:
+        return None
+
+    def extend(
+        self,
+        state: None,
+        rows: Sequence[int],
+        features: Sequence[Any],
+        tokens: Sequence[Sequence[int]],
+    ) -> Logits:
+        """The laws of all heads after each row's last token, (R, N, Vd)."""
+        import torch
+
+        found = []
+        with torch.inference_mode():
+            like = self._heads[0][-1]
+            last = torch.stack([torch.as_tensor(part[-1]).to(like) for part in features])
+            for *blocks, head in self._heads:
+                hidden = last
+                for weight, bias in zip(blocks[::2], blocks[1::2], strict=True):
+                    inner = torch.nn.functional.linear(hidden, weight, bias)
+                    hidden = hidden + torch.nn.functional.silu(inner)
+                found.append((hidden @ head.T).float())
+            logits: Logits = torch.stack(found, 1).cpu().numpy()
+        return logits
+
+    def release(self, state: None, row: int) -> None:
+        return None
 
 
-def _logits(state: MedusaRows, row: int, level: int) -> NDArray[np.float32]:
-    """The law of a level as logits (V,); heads are run when their level is asked for."""
-    import torch
+class Files:
+    """The two files of heads; `read` refuses what they cannot be read as."""
 
-    known = state.logits.setdefault(row, [])
-    with torch.inference_mode():
-        while len(known) <= level:
-            *blocks, head = state.heads[len(known)]
-            hidden = torch.as_tensor(state.states[row]).to(head)
-            for weight, bias in zip(blocks[::2], blocks[1::2], strict=True):
-                hidden = hidden + torch.nn.functional.silu(weight @ hidden + bias)
-            known.append((head @ hidden).float().cpu().numpy())
-    found: NDArray[np.float32] = known[level]
+    def __init__(self, folder: Path, about: Mapping[str, Any]) -> None:
+        self.folder, self.about = folder, about
+        found = _renamed(tensors_of(folder))
+        self.tensors = {n: v for n, v in found.items() if not OF_THE_TARGET.match(n)}
+
+    def read(self) -> Published:
+        tokens = self.tensors.pop("token_map", None)
+        blocks = [name for name in self.tensors if ".block." in name]
+        if not any(name.endswith(".bias") for name in blocks):  # vLLM's layout has mostly none
+            for name in blocks:
+                bias = np.zeros(len(self.tensors[name]), np.float32)
+                self.tensors[name.replace(".weight", ".bias")] = bias
+        # Some published configurations say fewer heads than there are.
+        count = max(self._stated("heads"), len({name.split(".")[0] for name in self.tensors}))
+        inside = sum(name.startswith("0.block.") for name in self.tensors) // 2
+        num_blocks = max(self._stated("blocks"), inside)
+        if self.about.get("original_lm_head") and "0.head.weight" in self.tensors:
+            head = self.tensors["0.head.weight"]
+            self.tensors |= {f"{number}.head.weight": head for number in range(count)}
+        names = [_names(number, num_blocks) for number in range(count)]
+        self._check(names, num_blocks)
+        heads = [[self.tensors[name] for name in own] for own in names]
+        scale = np.float32(self.about.get("logit_scale") or 1)
+        heads = [[*blocks, head * scale] for *blocks, head in heads] if scale != 1 else heads
+        return self._with_tokens(heads, tokens)
+
+    def _with_tokens(self, heads: list[Head], tokens: NDArray[Any] | None) -> Published:
+        """The heads with the ids of their tokens; vLLM's layout may keep the frequent ones."""
+        size, whole = len(heads[0][-1]), self.about.get("vocab_size")
+        if tokens is None:
+            kept = self.about.get("truncated_vocab_size")
+            if kept not in (None, whole):
+                wrong = f"The tensor token_map is missing: {kept!r:.40} draft tokens are not named."
+                raise self._broken(wrong, "no token_map")
+            return Published(heads, np.arange(size), size)
+        ids = np.unique(tokens)
+        if type(whole) is not int or ids[0] < 0 or ids[-1] >= whole or len(ids) < len(tokens):
+            wrong = "token_map names a token twice, or none of the vocabulary in config.json."
+            raise self._broken(wrong, f"{tokens[:4].tolist()}... and vocab_size {whole!r:.40}")
+        if size not in (len(tokens), whole):
+            wrong = "The heads have neither the tokens of token_map nor the whole vocabulary."
+            raise self._broken(wrong, f"{size} rather than {len(tokens)} or {whole}")
+        if size > len(tokens):
+            heads = [[*blocks, head[tokens]] for *blocks, head in heads]
+        return Published(heads, tokens.astype(np.int64), whole)
+
+    def _stated(self, what: str) -> int:
+        """How many config.json promises; 0 if it does not say."""
+        stated = next((self.about[name] for name in COUNTS[what] if name in self.about), 0)
+        if type(stated) is not int or not 0 <= stated <= len(self.tensors):
+            wrong = f"config.json promises more than the {len(self.tensors)} tensors there are."
+            raise self._broken(wrong, f"{stated!r:.40} {what}")
+        return stated
+
+    def _check(self, names: Sequence[Sequence[str]], num_blocks: int) -> None:
+        """Refuse tensors that are missing, left over, of other shapes, or no numbers."""
+        expected = [name for own in names for name in own]
+        if not expected:
+            wrong, cure = "The folder holds no Medusa head.", "Name a folder with one or more."
+            raise InputError(explain(wrong, repr(str(self.folder)), cure))
+        for name in expected:
+            if name not in self.tensors:
+                wrong = f"config.json promises {len(names)} Medusa heads of {num_blocks} blocks; "
+                raise self._broken(f"{wrong}the tensor {name} is missing.", len(self.tensors))
+        if left := sorted(self.tensors.keys() - {*expected}):
+            wrong = f"These Medusa heads cannot draft here: nothing is known of {left[0]}."
+            raise UnsupportedError(explain(wrong, repr(str(self.folder)), "Use another drafter."))
+        count, *_, width = self.tensors["0.head.weight"].shape
+        for name in expected:
+            values = self.tensors[name]
+            is_block = ".block." in name
+            shape = (width,) if name.endswith("bias") else (width if is_block else count, width)
+            if values.shape != shape:
+                received = f"{values.shape} rather than {shape}"
+                raise self._broken(f"The tensor {name} is of another shape.", received)
+            if values.dtype.kind != "f":
+                raise self._broken(f"The tensor {name} holds whole numbers.", values.dtype.name)
+            if not np.isfinite(values).all():
+                raise self._broken(f"The tensor {name} holds NaN or infinity.", name)
+
+    def _broken(self, wrong: str, received: Any) -> InputError:
+        cure = f"Download {str(self.folder)!r} again, config.json and weights together."
+        return InputError(explain(wrong, received, cure))
+
+
+def _renamed(tensors: Tensors) -> dict[str, NDArray[Any]]:
+    found = {}
+    for name, values in tensors.items():
+        for pattern, ours in NAMES.items():
+            name = re.sub(pattern, ours, name)
+        found[name] = values
     return found
 
 
-def _read(folder: Path, about: Mapping[str, Any]) -> list[Head]:
-    """The tensors of each head, checked against config.json."""
-    tensors = {name.removeprefix("medusa_head."): v for name, v in tensors_of(folder).items()}
-    inside = sum(name.startswith("0.") and name.endswith(".bias") for name in tensors)
-    num_layers = about.get("medusa_num_layers", inside)
-    count = about.get("medusa_num_heads", len({name.split(".")[0] for name in tensors}))
-    for stated in (num_layers, count):
-        if type(stated) is not int or not 0 <= stated <= len(tensors):
-            wrong = f"config.json promises more than the {len(tensors)} tensors that there are."
-            received = f"{count!r:.40} heads of {num_layers!r:.40} blocks"
-            raise InputError(explain(wrong, received, "Download the folder again."))
-    heads: list[Head] = []
-    for number in range(count):
-        blocks = [f"{number}.{layer}.linear" for layer in range(num_layers)]
-        names = [f"{block}.{part}" for block in blocks for part in ("weight", "bias")]
-        names.append(f"{number}.{num_layers}.weight")
-        for name in names:
-            if name not in tensors:
-                wrong = f"config.json promises {count} Medusa heads of {num_layers} blocks; the "
-                wrong += f"tensor {name} is missing."
-                raise InputError(explain(wrong, repr(str(folder)), "Download the folder again."))
-            if not np.isfinite(tensors[name]).all():
-                wrong, cure = f"The tensor {name} holds NaN or infinity.", "Download it again."
-                raise InputError(explain(wrong, repr(str(folder)), cure))
-        heads.append([tensors[name] for name in names])
-        width = heads[0][-1].shape[-1]
-        shapes = [(width, width), (width,)] * num_layers + [(len(heads[0][-1]), width)]
-        for name, shape in zip(names, shapes, strict=True):
-            if tensors[name].shape != shape:
-                wrong, cure = f"The tensor {name} is of another shape.", "Download it again."
-                received = f"{tensors[name].shape} rather than {shape}"
-                raise InputError(explain(wrong, received, cure))
-    if not heads:
-        wrong, cure = "The folder holds no Medusa head.", "Name a folder with one or more."
-        raise InputError(explain(wrong, repr(str(folder)), cure))
-    return heads
+def _names(number: int, num_blocks: int) -> list[str]:
+    """The tensors of a head, in their order."""
+    blocks = [f"block.{block}.{part}" for block in range(num_blocks) for part in ("weight", "bias")]
+    return [f"{number}.{name}" for name in (*blocks, "head.weight")]

@@ -2,32 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from forerun.drafters.base import Guess, Turn
 from forerun.drafters.block.dflash import KIND, PublishedBlock
 from forerun.drafters.block.dflash import load as load_published
 from forerun.drafters.folders import description_of, find, kind_of, refuse
-from forerun.drafters.heads.few_racers import grow
 from forerun.drafters.heads.files import Trained, load
 from forerun.drafters.heads.fitting import check
-from forerun.drafters.heads.listening import Listener, Listening
-from forerun.drafters.level_growth import Growth
+from forerun.drafters.one_pass import OnePass
 from forerun.models.base import CpuPass
-from forerun.rules.types import Drawn
 
 
-class Block(Listener):
+class Block(OnePass):
     """Draft with a network that guesses a whole block in one pass, trained for this target.
 
     source: a folder that `forerun train --kind block` wrote, or one with a DFlash draft model, or
     the name of either on the Hugging Face hub.
 
-    Its guesses do not know of one another, so all nodes of a level share one law.  In a tree each
-    level takes the likeliest, or those that arrive first in the target's race.  It has nothing to
-    say in a request's first round, in which the target reads the prompt.
+    It has nothing to say in a request's first round, in which the target reads the prompt.
     """
 
     def __init__(self, source: str | Path) -> None:
@@ -36,34 +29,14 @@ class Block(Listener):
         is_published = isinstance(self.source, PublishedBlock)
         self.name = f"{KIND if is_published else 'block'}:{source}"
         trained = self.source.trained if isinstance(self.source, PublishedBlock) else self.source
-        self.design: Any = trained.design
+        design: Any = trained.design
+        self.design = design
         self.tokens = trained.tokens  # (Vd,): the target's ids
         self.layers: tuple[int, ...] = trained.design.layers
+        self.num_guesses: int = design.num_guesses
 
     def fit(self, target: Any) -> Any:
         return runner_for(self.source, target)
-
-    def propose(
-        self, state: Listening, turns: Sequence[Turn], *, shared_noise: bool
-    ) -> list[Guess]:
-        most, growths = self.design.num_guesses, []
-        for turn in turns:
-            depth = min(turn.height, most) if state.can_draft(turn.row) else 0
-            growths.append(Growth(turn, state.texts[turn.row], depth, width=turn.budget))
-        busy = [growth for growth in growths if growth.frontier]
-        logits = state.begin([growth.turn.row for growth in busy]) if busy else None
-        while logits is not None and any(growth.frontier for growth in busy):
-            nodes, rows = [], []
-            for index, growth in enumerate(busy):
-                nodes += [(growth, node) for node in growth.frontier]
-                rows += [index] * len(growth.frontier)
-            level = max(growth.level for growth in busy)
-            grow(nodes, logits[:, level], rows, self.tokens, state.vocab_size, shared_noise)
-            for growth in busy:
-                if growth.frontier:
-                    growth.next_level()
-        drawn = Drawn.SHARED if shared_noise else Drawn.SAMPLED
-        return [growth.guess(drawn) for growth in growths]
 
 
 def _load(source: str | Path) -> Trained | PublishedBlock:

@@ -12,18 +12,15 @@ from forerun.drafters.folders import description_of, find, kind_of, refuse
 from forerun.drafters.heads.design import Design
 from forerun.drafters.heads.eagle3 import KIND, Published
 from forerun.drafters.heads.eagle3 import load as load_published
-from forerun.drafters.heads.few_racers import grow
 from forerun.drafters.heads.files import Trained, load
 from forerun.drafters.heads.fitting import check, fit, load_shipped
-from forerun.drafters.heads.listening import Listener, Listening
+from forerun.drafters.heads.listening import Listening
 from forerun.drafters.heads.readings import settle
 from forerun.drafters.heads.runner import Runner
-from forerun.drafters.level_growth import Growth
-from forerun.rules.types import Drawn
-from forerun.trees.tree import ROOT
+from forerun.drafters.step_by_step import StepByStep
 
 
-class Heads(Listener):
+class Heads(StepByStep):
     """Draft with a network that was trained for this target.
 
     source: a folder that `forerun train` wrote, or one with an EAGLE-3 head that somebody else
@@ -66,23 +63,7 @@ class Heads(Listener):
     ) -> list[Guess]:
         if shared_noise and (lines := state.lines(turns, self.tokens)) is not None:
             return lines
-        depths = [turn.height if state.can_draft(turn.row) else 0 for turn in turns]
-        growths = [
-            Growth(turn, state.texts[turn.row], depth)
-            for turn, depth in zip(turns, depths, strict=True)
-        ]
-        busy = [growth for growth in growths if growth.frontier]
-        nodes = [(growth, ROOT) for growth in busy]
-        logits = state.begin([growth.turn.row for growth in busy]) if busy else None
-        while logits is not None:
-            rows = range(len(nodes))
-            grow(nodes, logits, rows, self.tokens, state.vocab_size, shared_noise)
-            for growth in busy:
-                growth.next_level()
-            nodes = [(growth, node) for growth in busy for node in growth.frontier]
-            logits = state.go_on(nodes) if nodes else None
-        drawn = Drawn.SHARED if shared_noise else Drawn.SAMPLED
-        return [growth.guess(drawn) for growth in growths]
+        return super().propose(state, turns, shared_noise=shared_noise)
 
     def _for(self, target: Any) -> Trained:
         """The network for this target."""

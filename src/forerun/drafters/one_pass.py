@@ -1,0 +1,45 @@
+"""Drafters whose network makes the laws of all levels in one pass.
+
+No guess knows of the others, so all nodes of a level share one law.  In a tree each level takes the
+likeliest, or those that arrive first in the target's race.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from forerun.base.arrays import HostArray
+from forerun.drafters.base import Guess, Turn
+from forerun.drafters.heads.few_racers import grow
+from forerun.drafters.heads.listening import Listener, Listening
+from forerun.drafters.level_growth import Growth
+from forerun.rules.types import Drawn
+
+
+class OnePass(Listener):
+    """Its runner's `extend` returns the laws of several levels after each row, (R, N, Vd)."""
+
+    tokens: HostArray  # (Vd,): the target's ids
+    num_guesses: int  # N: the most that follow one another
+
+    def propose(
+        self, state: Listening, turns: Sequence[Turn], *, shared_noise: bool
+    ) -> list[Guess]:
+        growths = []
+        for turn in turns:
+            depth = min(turn.height, self.num_guesses) if state.can_draft(turn.row) else 0
+            growths.append(Growth(turn, state.texts[turn.row], depth, width=turn.budget))
+        busy = [growth for growth in growths if growth.frontier]
+        logits = state.begin([growth.turn.row for growth in busy]) if busy else None
+        while logits is not None and any(growth.frontier for growth in busy):
+            nodes, rows = [], []
+            for index, growth in enumerate(busy):
+                nodes += [(growth, node) for node in growth.frontier]
+                rows += [index] * len(growth.frontier)
+            level = max(growth.level for growth in busy)
+            grow(nodes, logits[:, level], rows, self.tokens, state.vocab_size, shared_noise)
+            for growth in busy:
+                if growth.frontier:
+                    growth.next_level()
+        drawn = Drawn.SHARED if shared_noise else Drawn.SAMPLED
+        return [growth.guess(drawn) for growth in growths]
