@@ -39,7 +39,6 @@ CUTS: dict[str, dict[str, Any]] = {
     "top_p 0.9": {"top_p": 0.9},
     "top_k 20, top_p 0.95": {"top_k": 20, "top_p": 0.95},
     "min_p 0.05": {"min_p": 0.05},
-    "penalties": {"repetition_penalty": 1.1, "presence_penalty": 0.2},
 }
 CALLS_BEFORE = 1
 ENDING = 0
@@ -136,10 +135,8 @@ class Bench:
         torch.manual_seed(1)
         for num_rows in (1, 7, 64):
             logits = 2.5 * torch.randn(1, num_rows, vocab_size, device="cuda")
-            scratch = CutScratch.allocate(num_rows, "cuda")
+            scratch = CutScratch.allocate(num_rows, vocab_size, "cuda")
             for name, options in CUTS.items():
-                if name == "penalties":
-                    continue
                 chosen = fr.Sampling(**options)
                 lengths, top_k = (
                     torch.tensor([count], dtype=torch.int32, device="cuda")

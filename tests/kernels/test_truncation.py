@@ -37,7 +37,7 @@ def thresholds(logits: torch.Tensor, options: list[Sampling], lengths: list[int]
         torch.tensor([one.min_p for one in options], dtype=torch.float32),
     )
     out = torch.full(logits.shape[:2], -7.0)
-    scratch = CutScratch.allocate(out.numel(), "cpu")
+    scratch = CutScratch.allocate(out.numel(), logits.shape[2], "cpu")
     find_thresholds(logits, *columns, out, scratch, more=1)
     assert not scratch.sums.any()
     assert not scratch.finished.any()
@@ -60,14 +60,30 @@ def test_the_tokens_kept_are_those_of_sampling() -> None:
             assert 1 < kept.sum() < 200
 
 
-def test_a_row_of_several_pieces_and_beside_others(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Cut by the option of the row in every one of its pieces; the same number in another batch."""
-    monkeypatch.setattr("forerun.kernels.truncation.PIECE", 128)
+@pytest.mark.parametrize("most", [1024, 64])
+def test_a_row_of_several_pieces_and_beside_others(
+    most: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Cut by the option of the row in every one of its pieces; the same number in another batch,
+    and where more tokens are near the threshold than are collected."""
+    monkeypatch.setattr("forerun.kernels.truncation.CUT_PIECE", 128)
+    monkeypatch.setattr("forerun.kernels.truncation.MOST_COLLECTED", most)
     rng = np.random.default_rng(2)
-    options = [OPTIONS[3], OPTIONS[1], Sampling(top_k=150, top_p=0.999), Sampling(top_p=1e-6)]
-    logits = torch.tensor(rng.normal(0, 3, (4, 1, 300)), dtype=torch.float32)
+    options = [
+        OPTIONS[3],
+        OPTIONS[1],
+        Sampling(top_k=150, top_p=0.999),
+        Sampling(top_p=1e-6),
+        Sampling(top_k=2, top_p=0.999, temperature=1.5),
+        Sampling(top_k=20, top_p=0.9),
+        Sampling(top_p=0.9, temperature=2.0, min_p=0.05),
+    ]
+    count = len(options)
+    logits = torch.tensor(rng.normal(0, 3, (count, 1, 300)), dtype=torch.float32)
     logits[1, 0, :40] = -0.0
-    found = thresholds(logits, options, [0] * 4)
+    logits[5, 0, 12:] = -torch.inf  # fewer tokens are possible than its top-k
+    logits[6] = logits[6].round()
+    found = thresholds(logits, options, [0] * count)
     for row, sampling in enumerate(options):
         kept = law(sampling, logits[row, 0].numpy(), [], [], Bans()).weights > 0
         assert ((logits[row, 0] >= found[row, 0]).numpy() == kept).all()

@@ -132,7 +132,7 @@ class CapturedRound:
             self._thresholds = torch.empty((b, k + 1), device=device)
             self._draft_thresholds = torch.empty((b, k), device=device)
             self._step_thresholds = torch.empty((b, 1), device=device)
-            self._cuts = CutScratch.allocate(b * (k + 1), device)
+            self._cuts = CutScratch.allocate(b * (k + 1), vocab, device)
         self._graph: Any = None
 
     def _pass_shape(self) -> PassShape:

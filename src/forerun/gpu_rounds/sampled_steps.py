@@ -146,7 +146,7 @@ class SampledSteps(Stepwise):
         top_p, min_p = torch.from_numpy(np.repeat(shares, num_slots, axis=0).T.copy()).to(device)
         cuts, room = (
             torch.empty((len(flat), 1), device=device),
-            CutScratch.allocate(len(flat), device),
+            CutScratch.allocate(len(flat), flat.shape[1], device),
         )
         find_thresholds(
             flat[:, None], scratch.no_tokens, heat, torch.from_numpy(counts).to(device), top_p,

@@ -19,6 +19,9 @@ SEGMENT = 512
 FEWEST_SEGMENTS = 16
 BLOCK, HALF_BLOCK = 256, 128
 """The number of tokens that share a minimum of noise, and the number that a warp reads at once."""
+CUT_PIECE, MOST_COLLECTED = 2048, 1024
+"""The number of tokens of a row that one program reads to find a threshold, and the number of those
+near it that are collected."""
 
 
 def padded(count: int) -> int:
@@ -149,14 +152,20 @@ class CutScratch:
     """Memory through which the programs that search for thresholds of rows pass on their
     results."""
 
-    sums: Tensor  # (R, 17) int64: zero between launches
+    maxima: Tensor  # (R, BLOCKS) int32
+    sums: Tensor  # (R, 16) int64: zero between launches
+    counts: Tensor  # (R,) int32: zero between launches
+    tokens: Tensor  # (R, 1024) int32
     finished: Tensor  # (R,) int32: zero between launches
-    states: Tensor  # (R, 5) int64
+    states: Tensor  # (R, 6) int64
 
     @classmethod
-    def allocate(cls, num_rows: int, device: Any) -> CutScratch:
+    def allocate(cls, num_rows: int, vocab_size: int, device: Any) -> CutScratch:
+        def zeros(*columns: int, dtype: Any = torch.int32) -> Tensor:
+            return torch.zeros((num_rows, *columns), dtype=dtype, device=device)
+
+        num_maxima = padded(-(-vocab_size // CUT_PIECE) * (CUT_PIECE // HALF_BLOCK))
         return cls(
-            torch.zeros((num_rows, 17), dtype=torch.int64, device=device),
-            torch.zeros(num_rows, dtype=torch.int32, device=device),
-            torch.zeros((num_rows, 5), dtype=torch.int64, device=device),
-        )
+            zeros(num_maxima), zeros(16, dtype=torch.int64), zeros(), zeros(MOST_COLLECTED),
+            zeros(), zeros(6, dtype=torch.int64),
+        )  # fmt: skip

@@ -8,12 +8,13 @@ from __future__ import annotations
 
 from forerun.kernels.decide import OPTIONS
 from forerun.kernels.early_launch import dependent_launch
-from forerun.kernels.scratch import CutScratch, Tensor
-from forerun.kernels.triton.truncation import STEPS, threshold_kernel
+from forerun.kernels.scratch import CUT_PIECE, MOST_COLLECTED, CutScratch, Tensor
+from forerun.kernels.triton.truncation import bound_kernel, collect_kernel, divide_kernel
 
-PIECE = 2048
-"""The number of tokens of a row that one program reads."""
 NUM_WARPS = 4
+DIVISIONS = 3
+"""Of the interval that contains a threshold of top-p: parts are 28, 1.75, 0.11 and 0.007
+temperatures wide."""
 
 
 def find_thresholds(
@@ -28,7 +29,7 @@ def find_thresholds(
     *,
     more: int,
 ) -> None:
-    """Write the smallest logit that is kept in each row of logits (B, N, V), in 16 short launches.
+    """Write the smallest logit that is kept in each row of logits (B, N, V), in five launches.
 
     lengths: (B,) int32; the first lengths + more rows of each sequence count: more is 1 for the
         target's rows and 0 for the draft's.
@@ -38,11 +39,20 @@ def find_thresholds(
     scratch: for B * N rows at least.
     """
     num_sequences, num_rows, vocab_size = logits.shape
-    num_programs = num_sequences * num_rows * -(-vocab_size // PIECE)
-    for by_mass in (False, True):
-        for step in range(STEPS.value):
-            threshold_kernel[(num_programs,)](
-                logits, lengths, temperature, top_k, top_p, min_p, out, scratch.sums,
-                scratch.finished, scratch.states, num_rows, more, step, V=vocab_size, PIECE=PIECE,
-                BY_MASS=by_mass, num_warps=NUM_WARPS, **dependent_launch(logits.device), **OPTIONS,
-            )  # fmt: skip
+    num_programs = num_sequences * num_rows * -(-vocab_size // CUT_PIECE)
+    options = lengths, temperature, top_k, top_p, min_p
+    how = {"V": vocab_size, "PIECE": CUT_PIECE, "num_warps": NUM_WARPS} | OPTIONS
+    how |= dependent_launch(logits.device)
+    bound_kernel[(num_programs,)](
+        logits, *options, out, scratch.maxima, scratch.finished, scratch.states, num_rows, more,
+        BLOCKS=scratch.maxima.shape[1], **how,
+    )  # fmt: skip
+    for step in range(DIVISIONS):
+        divide_kernel[(num_programs,)](
+            logits, *options, scratch.sums, scratch.finished, scratch.states, num_rows, more, step,
+            MOST=MOST_COLLECTED, **how,
+        )  # fmt: skip
+    collect_kernel[(num_programs,)](
+        logits, *options, out, scratch.counts, scratch.tokens, scratch.finished, scratch.states,
+        num_rows, more, MOST=MOST_COLLECTED, **how,
+    )  # fmt: skip
