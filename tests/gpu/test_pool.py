@@ -6,6 +6,7 @@ import random
 import threading
 from collections import Counter
 from contextlib import suppress
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -15,7 +16,7 @@ pytest.importorskip("triton")
 pytest.importorskip("transformers")
 
 from interpreting import IN_INTERPRETER  # noqa: E402
-from tiny import build  # noqa: E402
+from tiny import build, noisy_copy  # noqa: E402
 
 import forerun as fr  # noqa: E402
 from forerun.gpu import forward, pool, shapes, storage  # noqa: E402
@@ -46,6 +47,8 @@ def test_how_much_of_a_device_is_filled(monkeypatch: pytest.MonkeyPatch) -> None
     assert room_for(40 * GIB, 40 * GIB, 64 * GIB, 24 * GIB) == 16 * GIB
     assert room_for(1.0, 30 * GIB, 64 * GIB, 24 * GIB) == 28 * GIB  # another process has 10
     assert room_for(0.25, 40 * GIB, 64 * GIB, 24 * GIB) == 0
+    assert room_for(0.75, 40 * GIB, 64 * GIB, 24 * GIB, apart=3 * GIB) == 21 * GIB
+    assert room_for(1.0, 30 * GIB, 64 * GIB, 24 * GIB, apart=3 * GIB) == 25 * GIB
     with pytest.raises(fr.InputError, match=r"80\.0 GiB, where there are 64\.0 GiB"):
         room_for(80 * GIB, 40 * GIB, 64 * GIB, 24 * GIB)
 
@@ -183,24 +186,80 @@ def test_a_trial_does_not_make_the_pool_that_stays() -> None:
     assert trial._pass.pool.num_pages > 0 == model._pass.pool.num_pages
 
 
+def test_a_pool_is_given_what_passes_leave(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Scratch is made before it, and logits of both models are left room for."""
+    aparts: list[int] = []
+
+    def most_pages(device: Any, page_bytes: int, memory: Any, apart: int) -> int:
+        aparts.append(apart)
+        return 50
+
+    monkeypatch.setattr(pool, "_most_pages", most_pages)
+    model = build()
+    target, draft = GpuModel(model), GpuModel(noisy_copy(model, 0.1))
+    rows = [one.start(2) for one in (target, draft)]
+    assert all(isinstance(one.storage._attention, forward.AttentionScratch) for one in rows)
+    assert not aparts
+    assert target._pass.pool.num_unused == 49
+    most = 2 * shapes.MOST_LOGITS * model.config.vocab_size * 4
+    used = [
+        one.storage.logits(use, shapes.MOST_LOGITS) for one in rows for use in ("pass", "round")
+    ]
+    assert sum(logits.numel() * 4 for logits in used) <= aparts[0] == 2 * 2 * most
+
+
+class Stream:
+    """A queue of a device, and the queues that it has waited for."""
+
+    def __init__(self) -> None:
+        self.waited: list[Stream] = []
+
+    def wait_stream(self, other: Stream) -> None:
+        self.waited.append(other)
+
+
+def test_a_table_that_another_stream_has_changed_is_waited_for(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A second engine takes the pages of a row that rests, whose next text shares others."""
+    shared = Pool(GpuModel(build())._weights, angles, 4000, given=3)
+    pages = DevicePages(shared, 2)
+    pages.table  # noqa: B018
+    ours, theirs = Stream(), Stream()
+    current = [ours]
+    monkeypatch.setattr(Pool, "device", property(lambda self: SimpleNamespace(type="cuda")))
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda device: current[0])
+    pages.reserve(0, 0, 5)
+    pages.reserve(1, 0, 5)
+    current[0] = theirs
+    pages.cut(1, 0)
+    assert theirs.waited == [ours]
+    current[0] = ours
+    assert not ours.waited
+    pages.share(pages.of_row(0, 5), 1)
+    assert ours.waited == [theirs]
+    pages.cut(1, 0)
+    assert ours.waited == [theirs]
+
+
 def test_attention_without_room_for_its_chunks_has_the_same_bits(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """One program then goes through all chunks; trees have scratch of their own."""
+    """One program then goes through all chunks, also of trees, whose branches cross them."""
     monkeypatch.setattr(shapes, "CHUNK", 16)
     monkeypatch.setattr(forward, "BLOCK_KEYS", 16)
-    model, logits = build(num_hidden_layers=2), []
+    model, text, logits = build(num_hidden_layers=2), [*TEXT, 1, 2], []
     for is_small in (False, True):
         target = GpuModel(model).on_trial()
         rows = target.start(1)
         if is_small:
             weights = target._weights
             rows.storage._attention = forward.AttentionScratch(weights, 1, 64)
-        target.score(rows, [0], [TEXT[:50]], [1])
-        target.commit(rows, [0], [50])
-        part = [target.score(rows, [0], [TEXT[50:53]], [3])[0].clone()]
+        target.score(rows, [0], [text[:59]], [1])
+        target.commit(rows, [0], [59])
+        part = [target.score(rows, [0], [text[59:]], [3])[0].clone()]
         target.commit(rows, [0], [3])
-        tree = target.score(rows, [0], [[5, 6, 7]], [3], [[-1, -1, 1]])[0]
+        tree = target.score(rows, [0], [[5, 6, 7, 8]], [4], [[-1, 0, 1, 0]])[0]
         logits.append(torch.cat([*part, tree]))
     assert torch.equal(*logits)
 

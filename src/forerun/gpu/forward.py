@@ -103,10 +103,6 @@ class AttentionScratch:
         self.done = torch.zeros(num_programs, dtype=torch.int32, device=device)
 
     @classmethod
-    def of(cls, weights: Weights, shape: PassShape) -> AttentionScratch:
-        return cls(weights, *cls._needed(weights, shape))
-
-    @classmethod
     def shared(cls, weights: Weights, longest: int) -> AttentionScratch:
         """For passes of all shapes with texts up to this length, within a share of the device."""
         device, most = weights.head.device, MOST_OF_ROUND
@@ -373,15 +369,17 @@ class Kernels:
                  "HD": form.head_size, "HP": triton.next_power_of_2(form.head_size),
                  "MQ": padded_segment(w, shape.per_segment), "CHUNK": shapes.CHUNK,
                  "BLOCK": BLOCK_KEYS, "SINKS": sinks is not None, "WINDOW": window > 0,
-                 "CAPPED": form.attention_cap > 0} | self._pdl  # fmt: skip
+                 "CAPPED": form.attention_cap > 0, "TREE": shape.branch_width > 0,
+                 **self._pdl}  # fmt: skip
         warps = ATTENTION_WARPS
         if shape.num_segments >= MANY_SEGMENTS and per_tile(w, shape.per_segment) <= FEWEST:
             warps //= 2  # the smallest tiles, of which many share a processor
         if shape.is_whole or attention is None:
             attend_whole[(form.num_key_heads, shape.num_segments)](
                 scratch.queries, keys, values, scratch.mixed, inputs.rows, inputs.positions,
-                inputs.segments, sinks, pages, pages.shape[1], form.attention_scale,
-                form.attention_cap, window, num_warps=warps, num_stages=WHOLE_STAGES, **sizes,
+                inputs.before, inputs.branches, inputs.segments, sinks, pages, pages.shape[1],
+                form.attention_scale, form.attention_cap, shape.branch_width, window,
+                num_warps=warps, num_stages=WHOLE_STAGES, **sizes,
             )  # fmt: skip
             return
         chunks = shape.num_chunks
@@ -391,8 +389,8 @@ class Kernels:
             scratch.queries, keys, values, scratch.mixed, attention.parts, attention.stats,
             attention.done, inputs.rows, inputs.positions, inputs.before, inputs.branches,
             inputs.segments, sinks, pages, pages.shape[1], form.attention_scale,
-            form.attention_cap, shape.branch_width, window, TREE=shape.branch_width > 0,
-            num_warps=warps, num_stages=self._attention_stages, **sizes,
+            form.attention_cap, shape.branch_width, window, num_warps=warps,
+            num_stages=self._attention_stages, **sizes,
         )  # fmt: skip
 
     def project(self, number: int, source: Any, squares: Any) -> None:

@@ -32,7 +32,9 @@ MOST_ROWS = 1024
 SHARE = 0.5
 """Of the free memory that pools take where nothing is said."""
 SPARED = 1 / 32
-"""Of the device's memory, for activations and graphs, where it is said how much to fill."""
+"""Of the device's memory, for graphs and what they hold, where it is said how much to fill."""
+FLOAT_BYTES = 4
+"""Of a logit."""
 ON_HOST = 256
 """Pages of a pool without a device."""
 
@@ -98,6 +100,7 @@ class Pool:
         self._rotary, self._like, self._given = rotary, weights.norm, given
         size = weights.form.num_key_heads, self.size, weights.form.head_size
         self._own = Paged([(len(weights.layers), *size)] * 2, self._like)
+        self.logits_bytes = 2 * 2 * shapes.MOST_LOGITS * weights.head.shape[0] * FLOAT_BYTES
         self._others: WeakKeyDictionary[Any, Paged] = WeakKeyDictionary()
         self._unused: list[Page] = []
         self._angles: Any = None
@@ -155,8 +158,9 @@ class Pool:
             pools = [self, *(pool for pool in others if pool is not self)]
             said = [pool.memory for pool in pools if pool.memory is not None]
             page_bytes = sum(pool.page_bytes for pool in pools)
+            apart = sum(pool.logits_bytes for pool in pools)
             for is_again in (False, True):  # another process may have been quicker
-                most = _most_pages(self.device, page_bytes, said[0] if said else None)
+                most = _most_pages(self.device, page_bytes, said[0] if said else None, apart)
                 try:
                     self._make(most)
                     break
@@ -206,14 +210,25 @@ class Pool:
 
     def take(self) -> Page:
         """A page that nobody holds.  Work that was queued for its last holder comes first."""
-        if self.device.type == "cuda":
-            stream = torch.cuda.current_stream(self.device)
-            for other in self._streams:
-                if other != stream:
-                    stream.wait_stream(other)
-            if stream not in self._streams:
-                self._streams.append(stream)
+        self.follow()
         return self._unused.pop()
+
+    def follow(self) -> Any:
+        """Let the current stream wait for what others have queued for pages; gives it."""
+        if self.device.type != "cuda":
+            return None
+        stream = torch.cuda.current_stream(self.device)
+        for other in self._streams:
+            if other != stream:
+                stream.wait_stream(other)
+        if stream not in self._streams:
+            self._streams.append(stream)
+        return stream
+
+    def is_elsewhere(self, stream: Any) -> bool:
+        """Whether a stream is not the current one."""
+        on_device = self.device.type == "cuda"
+        return on_device and bool(torch.cuda.current_stream(self.device) != stream)
 
     def give_back(self, page: Page) -> None:
         self._unused.append(page)
@@ -234,6 +249,7 @@ class DevicePages(RowPages[Page]):
         super().__init__(num_rows, pool.size)
         self.pool = pool
         self._num_noted = [0] * num_rows
+        self._stream: Any = None  # that changed the table last
 
     @cached_property
     def table(self) -> Any:
@@ -321,6 +337,8 @@ class DevicePages(RowPages[Page]):
         numbers += [0] * (self._num_noted[row] - end)
         self._num_noted[row] = end
         some = torch.tensor(numbers, dtype=torch.int32)
+        if self.pool.is_elsewhere(self._stream):  # another engine lets go of a row that rests
+            self._stream = self.pool.follow()
         self.table[row, first : first + len(numbers)].copy_(some, non_blocking=True)
 
 
@@ -333,24 +351,27 @@ def no_memory(num_pages: int, page_bytes: int, device: Any) -> DeviceMemoryError
     return DeviceMemoryError(explain(wrong, received, cure))
 
 
-def _most_pages(device: Any, page_bytes: int, memory: float | int | None) -> int:
-    """Pages of so many bytes, of all pools, that there is room for."""
+def _most_pages(device: Any, page_bytes: int, memory: float | int | None, apart: int) -> int:
+    """Pages of so many bytes, of all pools, that there is room for.
+
+    apart: bytes that passes will take.
+    """
     if device.type != "cuda":
         return ON_HOST
     gc.collect()
     torch.cuda.empty_cache()
     free, total = torch.cuda.mem_get_info(device)
-    room = room_for(memory, free, total, torch.cuda.memory_reserved(device))
+    room = room_for(memory, free, total, torch.cuda.memory_reserved(device), apart)
     if room < 2 * page_bytes:  # the first page belongs to nobody
         raise no_memory(2, page_bytes, device)
     return room // page_bytes
 
 
-def room_for(memory: float | int | None, free: int, total: int, taken: int) -> int:
+def room_for(memory: float | int | None, free: int, total: int, taken: int, apart: int = 0) -> int:
     """Bytes for keys and values.
 
     memory: what this process may fill: a share of all, or bytes; None: a share of what is free.
-    taken: bytes that this process has already.
+    taken: bytes that this process has already; apart: those that it will take for other things.
     """
     if memory is None:
         return int(SHARE * free)
@@ -359,4 +380,4 @@ def room_for(memory: float | int | None, free: int, total: int, taken: int) -> i
         wrong = "gpu_memory is more than the device has."
         received = f"{most / 2**30:.1f} GiB, where there are {total / 2**30:.1f} GiB"
         raise InputError(explain(wrong, received, "Use a share such as 0.9, or less GiB."))
-    return max(0, min(most - taken, free - int(SPARED * total)))
+    return max(0, min(most - taken, free - int(SPARED * total)) - apart)

@@ -78,7 +78,9 @@ class Storage:
         """owner: what is gone when nobody can use the storage any more."""
         self.weights, self.pages, self._owner = weights, pages, ref(owner)
         self.num_bytes = weights.num_bytes  # read in a pass
+        # Made before the pool, which is given what they leave.
         self.scratch = Scratch(weights, MOST_TOKENS)
+        self._attention = AttentionScratch.shared(weights, pages.pool.longest)
         self._logits: dict[tuple[str, int], Any] = {}
         self.layers: tuple[int, ...] = ()
         self.watched: Any = None
@@ -104,16 +106,10 @@ class Storage:
             self._logits[key] = torch.empty(size, dtype=torch.float32, device=device)
         return self._logits[key][:count]
 
-    @cached_property
-    def _attention(self) -> AttentionScratch:
-        return AttentionScratch.shared(self.weights, self.pages.pool.longest)
-
     def attention(self, shape: PassShape) -> AttentionScratch | None:
         """Scratch for the attention of a pass, which all passes share.  None where one needs more:
-        then a program goes through all chunks, but for trees, which have scratch of their own."""
-        if self._attention.has_room(self.weights, shape):
-            return self._attention
-        return AttentionScratch.of(self.weights, shape) if shape.branch_width else None
+        then a program goes through all chunks."""
+        return self._attention if self._attention.has_room(self.weights, shape) else None
 
     def captured(self, shape: PassShape) -> CapturedPass:
         key = shape, self.layers

@@ -52,6 +52,19 @@ def _averages(most, sums, mixed, sinks, heads, inside, SINKS: tl.constexpr):
     return mixed / sums[:, None]
 
 
+@triton.jit
+def _on_branch(
+    t, trunk, seen, branch, pages, row_pages, row, head, d,
+    KV: tl.constexpr, CHUNK: tl.constexpr, HD: tl.constexpr,
+):  # fmt: skip
+    """Where keys (T, HP) stand of places t (T,) on the way to a node: below `trunk` in their own
+    slots, then in those that its branch lists, which may lie past the page."""
+    listed = tl.load(branch + t - trunk, mask=(t >= trunk) & (t < seen), other=0)
+    slot = tl.where(t < trunk, t, listed)
+    page = page_of(pages, row_pages, row, slot, t < seen, CHUNK)
+    return ((page * KV + head) * CHUNK + slot % CHUNK)[:, None] * HD + d[None, :]
+
+
 @triton.jit(do_not_specialize=["row_pages", "width", "window"])
 def attend(
     q, keys, values, out, parts, stats, done, rows, slots, before, branches, segments, sinks,
@@ -108,11 +121,11 @@ def attend(
     ones = tl.full((BLOCK, ONES), 1.0, tl.float32).to(q.dtype.element_ty)
     for begin in range(start, tl.minimum(start + CHUNK, seen), BLOCK):
         t = begin + tl.arange(0, BLOCK)
-        if TREE:  # a node may stand past the page
-            branch = branches + first * width + t - trunk
-            slot = tl.where(t < trunk, t, tl.load(branch, mask=(t >= trunk) & (t < seen), other=0))
-            page = page_of(pages, row_pages, row, slot, t < seen, CHUNK)
-            at = ((page * KV + head) * CHUNK + slot % CHUNK)[:, None] * HD + d[None, :]
+        if TREE:
+            at = _on_branch(
+                t, trunk, seen, branches + first * width, pages, row_pages, row, head, d,
+                KV, CHUNK, HD,
+            )  # fmt: skip
         else:
             at = (base + t % CHUNK)[:, None] * HD + d[None, :]
         inside = (t < seen)[:, None] & (d < HD)[None, :]
@@ -154,16 +167,17 @@ def attend(
             tl.store(counter, 0)
 
 
-@triton.jit(do_not_specialize=["row_pages", "window"])
+@triton.jit(do_not_specialize=["row_pages", "width", "window"])
 def attend_whole(
-    q, keys, values, out, rows, slots, segments, sinks, pages, row_pages, scale, cap, window,
-    H: tl.constexpr, KV: tl.constexpr, G: tl.constexpr, GP: tl.constexpr, HD: tl.constexpr,
-    HP: tl.constexpr, MQ: tl.constexpr, CHUNK: tl.constexpr, BLOCK: tl.constexpr,
-    SINKS: tl.constexpr, CAPPED: tl.constexpr, WINDOW: tl.constexpr, PDL: tl.constexpr,
+    q, keys, values, out, rows, slots, before, branches, segments, sinks, pages, row_pages, scale,
+    cap, width, window, H: tl.constexpr, KV: tl.constexpr, G: tl.constexpr, GP: tl.constexpr,
+    HD: tl.constexpr, HP: tl.constexpr, MQ: tl.constexpr, CHUNK: tl.constexpr, BLOCK: tl.constexpr,
+    SINKS: tl.constexpr, CAPPED: tl.constexpr, WINDOW: tl.constexpr, TREE: tl.constexpr,
+    PDL: tl.constexpr,
 ):  # fmt: skip
     """The same averages, one program per key head and segment, which adds up all chunks itself:
     for passes of many segments, which fill the device without being cut.  The last segments, whose
-    texts are the longest where a prompt is read, come first.  No trees."""
+    texts are the longest where a prompt is read, come first."""
     head, segment = tl.program_id(0), tl.num_programs(1) - 1 - tl.program_id(1)
     R: tl.constexpr = MQ * GP
     r = tl.arange(0, R)
@@ -189,6 +203,8 @@ def attend_whole(
     start = 0
     if WINDOW:
         start = tl.maximum(tl.load(slots + first) - window + 1, 0) // CHUNK * CHUNK
+    if TREE:
+        trunk = tl.load(before + first)
     page = page_of(pages, row_pages, row, start, True, CHUNK)
     for begin in range(start, seen, CHUNK):
         base, after = (page * KV + head) * CHUNK, begin + CHUNK
@@ -198,7 +214,13 @@ def attend_whole(
         part = tl.zeros((R, HP), tl.float32)
         for block in range(begin, tl.minimum(after, seen), BLOCK):
             t = block + tl.arange(0, BLOCK)
-            at = (base + t % CHUNK)[:, None] * HD + d[None, :]
+            if TREE:
+                at = _on_branch(
+                    t, trunk, seen, branches + first * width, pages, row_pages, row, head, d,
+                    KV, CHUNK, HD,
+                )  # fmt: skip
+            else:
+                at = (base + t % CHUNK)[:, None] * HD + d[None, :]
             inside = (t < seen)[:, None] & (d < HD)[None, :]
             key = tl.load(keys + at, mask=inside, other=0.0)
             value = tl.load(values + at, mask=inside, other=0.0)
