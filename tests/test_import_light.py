@@ -48,7 +48,14 @@ for step, code in {STEPS!r}.items():
     assert result.stdout.splitlines() == [f"{step} []" for step in STEPS], result.stderr
 
 
-LATER = ("torch", "numpy", "array_api_compat", "forerun.engine", "forerun.rules", "forerun.public")
+LATER = (
+    "torch",
+    "numpy",
+    "array_api_compat",
+    "forerun.engine",
+    "forerun.rules",
+    "forerun.generation",
+)
 
 
 def test_help_and_mistakes_wait_for_no_engine() -> None:
