@@ -103,8 +103,11 @@ format: setup  ## let ruff rewrite what it can
 	@$(BIN)/ruff check --quiet --fix .
 	@$(BIN)/ruff format --quiet .
 
+# Without those that need a GPU, or to be told what to measure.
+BENCHMARKS := $(filter-out benchmarks/gpu% benchmarks/llama% benchmarks/audit.py benchmarks/code.py, $(wildcard benchmarks/*.py))
+
 bench: setup  ## the CPU benchmarks; each writes its JSON into benchmarks/results/MACHINE
-	@for script in benchmarks/*.py; do $(BIN)/python $$script || exit 1; done
+	@for script in $(BENCHMARKS); do $(BIN)/python $$script || exit 1; done
 
 docs: setup  ## the pages and the API reference, into build/pages; installs mkdocs
 	@$(INSTALL) --editable '.[docs]'

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 import forerun as fr
-from forerun.base.signatures import shown_by
+from forerun.base.errors import shown_by
 
 ROOT = Path(__file__).parents[1]
 MODULES = {"drafters", "grammars", "models", "rules", "theory"}

@@ -54,7 +54,7 @@ class BrokenPromise(ForerunError, AssertionError):
 
 @dataclass(frozen=True)
 class Seen:
-    """One turn as it was asked, its text, and the drafter's guess."""
+    """One turn as it was asked, with its text and the guess of the drafter."""
 
     turn: Turn
     text: tuple[int, ...]
@@ -68,7 +68,7 @@ class Seen:
 
 @dataclass
 class Witness(PassingOn):
-    """Passes everything on to another drafter, and checks and records its guesses."""
+    """Passes every call on to another drafter, and checks and records its guesses."""
 
     vocab_size: int
     seen: list[Seen] = field(default_factory=list)
@@ -260,7 +260,8 @@ class _Court:
                     )
 
     def keeps_owners_apart(self) -> None:
-        """What it learned from one owner's requests serves no other: time would tell."""
+        """Nothing learned from one owner's requests serves another, who could tell by the time that
+        answers take."""
         with timed_by(lambda: 0.0):
             for prompt in self.prompts:
                 alone, after = self._guesses_for("B", prompt), self._guesses_for("AB", prompt)

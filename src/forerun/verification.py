@@ -23,8 +23,7 @@ from forerun.base.arrays import (
     to_numpy,
     upcast,
 )
-from forerun.base.errors import InputError, UnsupportedError, explain
-from forerun.base.signatures import shown_by
+from forerun.base.errors import InputError, UnsupportedError, explain, shown_by
 from forerun.noise.philox import check_seeds
 from forerun.noise.race import folds, seed_key
 from forerun.rules import refusals
@@ -90,14 +89,14 @@ def verify(
 
 
 def _row_seeds(seed: int | Sequence[int], num_rows: int) -> list[int]:
-    """One seed per row: those given, or independent ones made from the one that was given."""
+    """One seed per row: the given ones, or independent ones made from a single one."""
     if isinstance(seed, Integral):
         return folds(int(seed), num_rows)
     return _whole_numbers(seed, num_rows, "seed")
 
 
 def _whole_numbers(values: Any, num_rows: int, name: str) -> list[int]:
-    """One whole number per row, out of one for all or a sequence."""
+    """One whole number per row, from one for all or from a sequence."""
     if isinstance(values, Integral):
         return [int(values)] * num_rows
     # As objects: NumPy would turn whole numbers on both sides of 2**63 into floats.
@@ -168,7 +167,8 @@ def prepare(
 
 
 def _is_callers_array(tokens: Any, table: Array) -> bool:
-    """Lists became NumPy arrays on the way in; those follow the target's library."""
+    """Whether an argument was an array of the caller's; lists were made NumPy arrays and follow the
+    target's library."""
     return not _is_numpy(tokens) or _is_numpy(table)
 
 
@@ -183,7 +183,8 @@ def _draft_arrays(draft: Draft) -> dict[str, Any]:
 
 
 def _three_axes(xp: Namespace, table: Array, name: str) -> Array:
-    """(B, N, V) from (B, N, V) or (N, V), with a floating dtype and nothing empty."""
+    """An array as (B, N, V), from (B, N, V) or (N, V); refuses other dtypes than floating ones, and
+    empty arrays."""
     if not compat.is_array_api_obj(table):
         cure = "Convert it first, for example with numpy.asarray."
         raise InputError(explain(f"{name} is not an array.", type(table).__name__, cure))
@@ -300,7 +301,7 @@ def _fits(shape: tuple[int, ...], expected: tuple[int, ...], name: str) -> None:
 
 
 def _check_drawn(trial: Trial) -> None:
-    """A token that its own law calls impossible was not drawn from that law."""
+    """Refuse a token that is impossible under the law that it is said to be drawn from."""
     lied = to_numpy(trial.used & ~(trial.draft_at > 0))
     if lied.any():
         row, slot = (int(axis[0]) for axis in lied.nonzero())

@@ -18,9 +18,8 @@ from standins.server import StandIn
 
 import forerun as fr
 from forerun.audit.budget import Budget, SpentError
-from forerun.audit.carrier import Http, Polite, retry_after
 from forerun.audit.journal import Journal
-from forerun.audit.wire import Call, EndpointError, Raw
+from forerun.audit.wire import Call, EndpointError, Http, Polite, Raw, retry_after
 from forerun.base.errors import InputError
 from forerun.proof.broken import walk
 

@@ -11,8 +11,8 @@ import pytest
 from forerun.audit.bins import ROUNDING, Bins
 from forerun.audit.evidence import Evidence, View, needed
 from forerun.audit.features import NAMES, features
+from forerun.audit.law_finding import MISS, interval, smallest_bias
 from forerun.audit.mechanisms import Mechanisms
-from forerun.audit.strength import MISS, interval, smallest_bias
 
 LAWS = [
     Bins.of({" a": math.log(0.5), " b": math.log(0.3)}),

@@ -6,8 +6,7 @@ import pytest
 
 import forerun as fr
 from forerun.proof import mutants, standard_cases, tree_cases
-from forerun.proof.broken import block, walk
-from forerun.proof.broken_trees import descend, traverse
+from forerun.proof.broken import block, descend, traverse, walk
 from forerun.proof.mutants import MUTANTS, Mutant
 from forerun.proof.rounds import DrawnAs
 from forerun.trees.sibling_laws import Children

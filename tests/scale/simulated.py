@@ -19,7 +19,7 @@ from forerun.base.clock import timed_by
 from forerun.engine.results import Fate, Piece
 from forerun.engine.text import TextStream
 from forerun.scale.blame import Blame
-from forerun.scale.fleet import Fleet
+from forerun.scale.ingress import Fleet
 from forerun.scale.messages import (
     Beat,
     Ending,

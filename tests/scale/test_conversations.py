@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from forerun.scale.conversations import BLOCK, Conversations
+from forerun.scale.ingress import BLOCK, Conversations
 
 SYSTEM = list(range(5 * BLOCK))
 QUESTION, ANSWER, NEXT = [7] * 11, [9] * 20, [3] * 12

@@ -26,7 +26,7 @@ from forerun.engine.answer_options import AnswerOptions
 from forerun.engine.text import TextStream
 from forerun.sampling.options import Sampling
 from forerun.scale.failover import GRACE, PATIENCE
-from forerun.scale.fleet import PAUSE
+from forerun.scale.ingress import PAUSE
 from forerun.serve.admission.ask import Ask
 
 LATE = GRACE + 2 * PAUSE + 0.01

@@ -10,8 +10,7 @@ import pytest
 
 from forerun.base.errors import InputError
 from forerun.serve.admission.errors import ApiError
-from forerun.serve.admission.keys import Keys
-from forerun.serve.admission.quota import KeyLimits, Quota
+from forerun.serve.admission.keys import KeyLimits, Keys, Quota
 
 LINES = [
     "# clients",

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from forerun.serve.admission.errors import ApiError
-from forerun.serve.admission.quota import KeyLimits, Quota
+from forerun.serve.admission.keys import KeyLimits, Quota
 
 
 def test_a_key_goes_before_others_only_where_its_line_says_so() -> None:

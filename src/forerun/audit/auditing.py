@@ -27,8 +27,7 @@ from forerun.audit.questions import Chunk
 from forerun.audit.speculating import Speculation, counters, judge
 from forerun.audit.wire import Transport
 from forerun.audit.without_logprobs import check_law_by_pairs
-from forerun.base.errors import InputError, explain
-from forerun.base.signatures import shown_by
+from forerun.base.errors import InputError, explain, shown_by
 from forerun.base.version import __version__
 
 LEVEL = LAW_LEVEL + OPTION_LEVEL
@@ -98,7 +97,7 @@ def audit(
         raise InputError(explain("rate is not positive.", rate, "Use requests a second, as 20."))
     folder = None if out is None else Path(out)
     if transport is None:
-        from forerun.audit.carrier import Http, Polite
+        from forerun.audit.wire import Http, Polite
 
         transport = Polite(Http(url, key=key, timeout=timeout), rate)
     kept = {"url": url, "model": model, "budget": budget, "seed": seed, "slack": slack}
@@ -116,7 +115,7 @@ def audit(
 
 
 def allowance(check: str, total: int) -> int | None:
-    """What a check may spend of a budget; None: all that is left."""
+    """The number of tokens that a check may spend of a budget; None: all that is left."""
     if check not in SHARES:
         return None
     return max(int(SHARES[check] * total), min(FLOORS[check], total // 4))
@@ -151,9 +150,8 @@ class Audit:
         self._streams: list[Sequence[Chunk]] = []
 
     def run(self) -> Report:
-        """Make all checks, the cheap and exact ones first; the law has what they leave of the
-        budget.
-        """
+        """Make all checks, the cheap and exact ones first; the check of the law gets the budget
+        that they leave."""
         settings, base = self.settings, base_path(self.settings.url)
         met = meet(self.journal, self.budget, base, settings.model, self.prompts[0])
         root = base.removesuffix("/v1")
@@ -175,7 +173,8 @@ class Audit:
         return finding
 
     def _of_laws(self, met: Meeting, base: str) -> list[Finding]:
-        """Options, law and log-probabilities, as far as the endpoint tells what they need."""
+        """Check options, the law and log-probabilities, as far as the endpoint tells what these
+        checks need."""
         if not met.has_logprobs:
             lost = "Needs log-probabilities, which the endpoint does not give."
             pairs = self._spend("law", lambda: check_law_by_pairs(met.endpoint, self.prompts))

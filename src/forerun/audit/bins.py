@@ -40,7 +40,7 @@ class Bins:
 
     @classmethod
     def of(cls, logprobs: Mapping[Key, float]) -> Bins:
-        """From the log-probabilities of the likeliest tokens."""
+        """The bins made of the log-probabilities of the likeliest tokens."""
         listed = {key: math.exp(value) for key, value in logprobs.items() if UNREADABLE not in key}
         total = sum(listed.values())
         if total > 1:
@@ -57,7 +57,8 @@ class Bins:
         return self._places.get(key, len(self.keys) - 1)
 
     def speaks_of(self, key: Key) -> bool:
-        """Whether anything is said of a token; a law of the listed ones is silent on the rest."""
+        """Whether the law says anything about a token; a law of the listed tokens is silent on the
+        others."""
         return self.has_tail or self.index(key) < len(self.keys) - 1
 
     @cached_property
@@ -70,7 +71,8 @@ class Bins:
         return float(self.chances[self.index(key)])
 
     def spread_over(self, keys: Sequence[Key]) -> HostArray:
-        """This law on the bins of another one, (B,): what has none there goes into the tail."""
+        """The chances of this law on the bins of another one, (B,); tokens without a bin there go
+        into the tail."""
         moved = np.array([self.chances[place] if (place := self._places.get(key)) is not None
                           else 0.0 for key in keys])  # fmt: skip
         moved[-1] += max(0.0, 1.0 - float(moved.sum()))

@@ -11,7 +11,7 @@ from forerun.base.errors import ForerunError
 
 
 class SpentError(ForerunError):
-    """There is not enough left for a request; no such request is sent."""
+    """Too few tokens are left for a request, which is therefore not sent."""
 
 
 @dataclass
@@ -35,7 +35,7 @@ class Budget:
 
     @contextmanager
     def share(self, tokens: int) -> Iterator[None]:
-        """At most so many tokens within this block."""
+        """Within this block, limit what may be spent to this number of tokens."""
         before, self._limit = self._limit, self.spent + tokens
         try:
             yield
@@ -50,7 +50,8 @@ class Budget:
             self._reserved += tokens
 
     def settle(self, reserved: int, used: int, num_prompt_tokens: int = 0) -> None:
-        """An answer came: it used so many of the reserved tokens, or more than it was allowed."""
+        """Replace the reservation of a request by the number of tokens that its answer used, which
+        may be more than it was allowed."""
         with self._lock:
             self._reserved -= reserved
             self.spent += used

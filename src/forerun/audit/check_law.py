@@ -63,7 +63,7 @@ def _evidence(num_mechanisms: int = 1) -> Evidence:
 
 @dataclass
 class LawCheck:
-    """Runs until the law is rejected, or nothing is left to spend.
+    """Tests the law until it is rejected, or nothing is left to spend.
 
     left_out: why conditions are not tested, by name.
     """
@@ -165,7 +165,8 @@ class LawCheck:
     def _look(
         self, condition: Condition, prompt: Prompt, tokens: Sequence[Token], is_cut: bool
     ) -> None:
-        """Bet on every token of a text; an end that shows no token counts as the least telling."""
+        """Bet on every token of a text; an end that shows no token counts as the least informative
+        token."""
         text: list[Key] = [*prompt.pieces, *(token.text for token in tokens)]
         before: list[Bins] | None = None
         self._mechanisms.start()
@@ -213,13 +214,15 @@ class LawCheck:
                     self._mechanisms.see(seen)
 
     def _law(self, prompt: Prompt, tokens: Sequence[Token], place: int) -> Bins | None:
-        """The law of a place, by a request for it; told by the text itself where that cannot be."""
+        """The law of a place, from a request for it, or from the text itself where an answer cannot
+        be continued."""
         if self.endpoint.can_continue or place == 0:
             return self.endpoint.law(prompt.text, tokens[:place])
         return Bins.of(tokens[place].top) if place < len(tokens) and tokens[place].top else None
 
     def _note(self, condition: Condition, token: Token, spot: Spot, law: Bins) -> None:
-        """For the interval: how often the copied token came, the likeliest where there is none."""
+        """Record for the interval whether the copied token came, or the likeliest one where nothing
+        was copied."""
         if not condition.options:
             self.heard.append(Heard(token, spot.plain))
         guess = copied(spot.text, spot.place)
@@ -266,7 +269,7 @@ class LawCheck:
         return evidence
 
     def _hear(self) -> None:
-        """Laws of further texts, for the check of log-probabilities only."""
+        """Collect laws of further texts, for the check of log-probabilities only."""
         plain = Condition("plain")
         while len(self.heard) < LEAST_HEARD:
             prompt = self._prompt(plain)
@@ -292,7 +295,7 @@ class LawCheck:
         return min(worst, MOST_SLACK)
 
     def _outcome(self, samples: Evidence | None) -> Outcome:
-        """All that the finding is made of."""
+        """Collect everything that the finding is made of."""
         return Outcome(
             self.wealth,
             self.level,

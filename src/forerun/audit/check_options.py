@@ -110,7 +110,7 @@ class OptionCheck:
         return _finding(trials, spent)
 
     def _trials(self) -> Iterator[Trial]:
-        """The options to try, each with the law that it should make."""
+        """The options to try, each with the law that it should lead to."""
         plain = self.endpoint.plain
         for tried in TRIED:
             laws = partial(tried.laws, slack=MARGIN)

@@ -29,8 +29,9 @@ NEAR = 0.1
 
 @dataclass(frozen=True)
 class Fork:
-    """place: how many tokens (characters where tokens are not told) are the same.
+    """The place at which two answers part.
 
+    place: the number of tokens (characters where tokens are not told) that are the same.
     gap: between the log-probabilities of the two next tokens; None if not known.
     """
 
@@ -64,7 +65,7 @@ def first_fork(endpoint: Endpoint, prompt: str, one: Choice, other: Choice) -> F
 
 
 def _common(one: Sequence[object], other: Sequence[object]) -> int:
-    """How many items two sequences begin with alike."""
+    """The number of leading items that two sequences share."""
     pairs = zip(one, other, strict=False)
     return next((i for i, (a, b) in enumerate(pairs) if a != b), min(len(one), len(other)))
 
@@ -118,7 +119,7 @@ class Repeats:
         self.answers[setting] = self.endpoint.ask(f"repeat/{self.name}/{setting}", question)
 
     def _ask_under_load(self, question: Question) -> None:
-        """Ask together with other questions, which are batched with it."""
+        """Ask together with other questions, so that the server batches them."""
         others = [
             (
                 f"repeat/{self.name}/other {number}",
@@ -212,7 +213,7 @@ def _compare_samples(
 
 
 def _is_unlikely(choice: Choice) -> bool:
-    """Whether a text comes twice in a row less than once in ten thousand times."""
+    """Whether the chance that a text comes twice in a row is below one in ten thousand."""
     told = choice.tokens or ()
     return sum(token.logprob for token in told) < COINCIDENCE
 

@@ -63,7 +63,7 @@ class StopCheck:
         self._counts(f"max_tokens={limit}", answer, limit)
 
     def _counts(self, name: str, answer: Answer, limit: int) -> None:
-        """The numbers of tokens that an answer tells agree with each other and the limit."""
+        """Check that the token counts of an answer agree with each other and with the limit."""
         choice = answer.choices[0]
         told = None if choice.tokens is None else len(choice.tokens)
         for count, source in ((answer.num_tokens, "usage"), (told, "logprobs")):
@@ -110,7 +110,7 @@ class StopCheck:
             self.problems.append(f"{way}: finish_reason is {answer.choices[0].reason!r}")
 
     def _finding(self) -> Finding:
-        """What was compared, and every cut that was wrong."""
+        """Report what was compared, and every cut that was wrong."""
         if self.num_compared == 0:
             words = "No cut text could be compared. " + "; ".join(self.notes)
             return Finding("stops and limits", Status.UNKNOWN, words.strip())
@@ -147,6 +147,6 @@ def stops_in(whole: Answer) -> Iterator[tuple[str, str]]:
 
 
 def _is_new(tokens: tuple[Token, ...], at: int) -> bool:
-    """Whether a token's end does not stand in the text before it."""
+    """Whether the end of a token does not occur in the text before it."""
     end = tokens[at].text[-2:]
     return bool(end.strip()) and end not in "".join(token.text for token in tokens[:at])

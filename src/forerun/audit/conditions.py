@@ -55,8 +55,8 @@ class Condition:
         return {} if self.has_penalties else self.options
 
     def laws(self, plain: Bins, said: Sequence[Key], prompt: Prompt, slack: float) -> list[Bins]:
-        """The law under each honest reading of the options: servers count what was generated for
-        penalties, or the prompt as well."""
+        """The law under each honest reading of the options: for penalties, servers count the
+        generated tokens alone, or those of the prompt as well."""
         if not self.options:
             return [plain]
         readings: list[Prompt | None] = [None, prompt] if self.has_penalties else [None]
@@ -138,8 +138,8 @@ def _counts(plain: Bins, said: Sequence[Key], prompt: Prompt | None) -> tuple[Ho
 
 
 def _times(prompt: Prompt, key: Key) -> int:
-    """How often a token may stand before the pieces of a prompt: a word of its alphabet as often as
-    the word does, another token wherever its characters do."""
+    """How often a token may occur in the pieces of a prompt: a word of the prompt's alphabet as
+    often as that word, another token wherever its characters occur."""
     if key in prompt.pieces:
         return len(re.findall(rf"\b{re.escape(key.strip())}\b", prompt.intro))
     return prompt.text.count(key)

@@ -83,7 +83,7 @@ class Dialect:
 
 
 def read(raw: Raw) -> Answer:
-    """An answer; refusals and nonsense are raised."""
+    """Read an answer; raises for refusals and for nonsense."""
     if 400 <= raw.status < 500:
         raise RefusedError(raw.status, _message(raw.body))
     if raw.status != 200:
@@ -111,7 +111,7 @@ def _message(body: Any) -> str:
 
 
 def _whole(body: Any, seconds: float) -> Answer:
-    """An answer that came in one piece."""
+    """Read an answer that came in one piece."""
     choices = tuple(
         Choice(_text(choice), _tokens(choice), choice.get("finish_reason"))
         for choice in sorted(body["choices"], key=lambda choice: choice.get("index", 0))
@@ -122,7 +122,8 @@ def _whole(body: Any, seconds: float) -> Answer:
 
 
 def _streamed(raw: Raw) -> Answer:
-    """An answer that came in events, put together by choice.
+    """Read an answer that came in events, and put it together by choice. Fields beside the choices
+    are taken from the last event that has them.
 
     What stands beside the choices is taken from the last event that has it.
     """

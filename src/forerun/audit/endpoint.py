@@ -31,7 +31,8 @@ NEUTRAL: Mapping[str, Any] = {
 
 @dataclass
 class Endpoint:
-    """Questions to one endpoint, and what is known of it from the answers."""
+    """One endpoint: sends it questions, and remembers the laws, samples and counts that its answers
+    showed."""
 
     journal: Journal
     budget: Budget
@@ -45,11 +46,12 @@ class Endpoint:
     _num_prompt_tokens: dict[str, int | None] = field(default_factory=dict)
 
     def fetch(self, name: str, path: str) -> Raw:
-        """A page of the server, which costs no tokens."""
+        """A page of the server; fetching it costs no tokens."""
         return self.journal.answer(name, Call("GET", path))
 
     def ask(self, name: str, question: Question) -> Answer:
-        """Ask; raises `SpentError` before sending, or `RefusedError` after a refusal."""
+        """Ask a question; raises `SpentError` if the budget does not allow it, and `RefusedError`
+        if the endpoint refuses it."""
         self.budget.reserve(question.cost)
         return self._ask(name, question)
 
@@ -60,7 +62,7 @@ class Endpoint:
             return list(pool.map(lambda item: self._ask(*item), questions))
 
     def _ask(self, name: str, question: Question) -> Answer:
-        """Ask what the budget has been set aside for, and settle what it took."""
+        """Ask a question whose tokens are already reserved, and settle what it took."""
         used, num_prompt = 0, 0
         try:
             answer = read(self.journal.answer(name, self.dialect.call(question)))
@@ -119,7 +121,7 @@ class Endpoint:
                 self._laws.setdefault((prompt, place), self._bins(token))
 
     def knows(self, prompt: str, tokens: Sequence[Token]) -> bool:
-        """Whether the law is known already, and costs nothing."""
+        """Whether the law is already known, so that asking for it costs nothing."""
         return (prompt, tuple(token.text for token in tokens)) in self._laws
 
     def _ask_law(self, prompt: str, tokens: Sequence[Token]) -> Bins | None:
@@ -155,7 +157,8 @@ class Endpoint:
         return Question(prompt, 1, prefix, known, self.plain)
 
     def _is_in_step(self, prompt: str, num_tokens: int, answer: Answer) -> bool:
-        """Whether the beginning was read as the tokens it came from, judged by their number."""
+        """Whether the server read the beginning of the answer as the tokens it came from, judged by
+        their number."""
         if answer.num_prompt_tokens is None:
             return True
         if num_tokens == 0:

@@ -56,7 +56,7 @@ HOPED, BEGUN = 1.0, 100.0
 
 @dataclass(frozen=True)
 class View:
-    """What is known of a token's place before the token is.
+    """What is known of a token's place before the token itself is known.
 
     table: features (B, F).  sorts: sorts of place to which it belongs.  others: laws (B,) that the
     token might come from.
@@ -70,7 +70,7 @@ class View:
 
 @dataclass
 class _Counts:
-    """How often tokens came in one sort of place, and how often they should have."""
+    """How often tokens came in one sort of place, and how often they were expected."""
 
     seen: dict[str, float] = field(default_factory=dict)
     due: dict[str, float] = field(default_factory=dict)
@@ -115,12 +115,13 @@ class Evidence:
 
     @property
     def best_bet(self) -> float:
-        """The log-wealth of the best expert, its share of the start left out: a hint that comes
-        early, and no evidence."""
+        """The log-wealth of the best expert, without the share it started with: an early hint,
+        which is no evidence."""
         return float(self._wealth.max())
 
     def best_bet_on(self, sort: Hashable) -> float:
-        """The same for places whose first sort this is: what their best expert won there."""
+        """The log-wealth that the best expert won at places whose first sort is the given one; a
+        hint like `best_bet`."""
         return float(self._won[sort].max()) if sort in self._won else 0.0
 
     def add(
@@ -130,7 +131,7 @@ class Evidence:
         mechanisms: Sequence[HostArray] = (),
         slack: float = 0.0,
     ) -> None:
-        """One token, by its bin.
+        """Bet on one token, which is given by its bin.
 
         seen: None for a token that was not shown, such as the end of a text: every expert gets the
         least factor that any token would have given, which keeps the test valid.
@@ -175,7 +176,7 @@ class Evidence:
         return np.asarray((seen + STRENGTHS) / (due + STRENGTHS))
 
     def _learn(self, view: View, seen: int) -> None:
-        """Let the learning and counting experts know the token that came."""
+        """Update the learning and counting experts with the token that came."""
         bins, table = view.law, view.table
         mean = bins.chances @ table
         self._score += table[seen] - mean
@@ -252,5 +253,5 @@ class Wealth:
 
 
 def promising(hint: float, spent: int) -> float:
-    """Nats per token, of what the best bet has won and what was spent on it."""
+    """The log-wealth of the best bet per token spent."""
     return math.inf if spent < LEAST_SPENT else (max(hint, 0.0) + HOPED) / (spent + BEGUN)

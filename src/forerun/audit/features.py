@@ -89,7 +89,7 @@ class Spot:
     is_last: bool = False  # no more tokens were asked for
 
     def view(self, law: Bins, before: Bins | None = None) -> View:
-        """What bets may be based on.  law: of this place.  before: of the place before."""
+        """The facts that bets may use."""
         likeliest = before.keys[0] if before is not None else None
         two = tuple(self.text[max(0, self.place - 2) : self.place])
         return View(
@@ -107,8 +107,8 @@ def copied(text: Sequence[Key], place: int) -> Key | None:
 
 
 def run_of(text: Sequence[Key], place: int, length: int) -> list[Key]:
-    """What an n-gram drafter says at once: the tokens that followed the latest match of three or
-    two tokens, running on into the copy; none without a match."""
+    """The tokens that an n-gram drafter guesses at once: those after the latest match of three or
+    two tokens, continuing into the copy itself; none without a match."""
     start = _match(text, place, 3, 2)
     run: list[Key] = []
     for offset in range(start, start + length) if start is not None else ():

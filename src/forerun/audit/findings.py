@@ -50,13 +50,15 @@ class Finding:
 
 @dataclass(frozen=True)
 class Report:
-    """All findings, and how they were come by."""
+    """All findings of an audit, with its settings and costs."""
 
     url: str
     model: str | None
     findings: Sequence[Finding]
-    is_speculating: bool | None  # None: cannot be told
-    speculation: str  # how that is known
+    is_speculating: bool | None
+    """Whether the endpoint speculates; None where that is not known."""
+    speculation: str
+    """How that is known."""
     level: float
     settings: Mapping[str, Any]
     num_requests: int
@@ -68,17 +70,17 @@ class Report:
 
     @property
     def failed(self) -> list[Finding]:
-        """The findings that something is wrong."""
+        """The findings that report a fault."""
         return [finding for finding in self.findings if finding.status is Status.FAILED]
 
     @property
     def is_sound(self) -> bool:
-        """Nothing was found wrong."""
+        """Whether no check found a fault."""
         return not self.failed
 
     @property
     def verdict(self) -> str:
-        """One sentence."""
+        """The verdict in one sentence."""
         if self.failed:
             names = ", ".join(finding.check for finding in self.failed)
             return f"Found wrong: {names}."

@@ -10,7 +10,82 @@ import numpy as np
 
 from forerun.audit.evidence import POOLED, Evidence, Wealth, needed
 from forerun.audit.findings import Finding, Status
-from forerun.audit.strength import interval, smallest_bias, tokens_for
+from forerun.base.arrays import HostArray
+
+MISS = 0.05
+"""The chance of not finding the smallest bias that a test says it would find."""
+Z_MISS = 1.645
+"""The quantile of the normal law that belongs to MISS."""
+OVERHEAD = math.log(5 * 80)
+"""What the right expert pays for starting with its share of the wealth."""
+
+
+def interval(differences: Sequence[float], level: float) -> tuple[float, float]:
+    """Bounds on the mean bias that hold at all times at once, with a chance of 1 - level.
+
+    differences: 0 or 1 less its stated chance, for every token.  Such a number less its true mean
+    is sub-Gaussian with variance 1/4, so Robbins' mixture bounds the sum: |S| stays within
+    sqrt((V + r) log((V + r) / (r level^2))) with V = n / 4, for any r fixed beforehand.
+    """
+    count = len(differences)
+    if count == 0:
+        return -1.0, 1.0
+    variance, start = count / 4, 50.0
+    width = math.sqrt((variance + start) * math.log((variance + start) / (start * level**2)))
+    mean = float(np.mean(differences))
+    return max(-1.0, mean - width / count), min(1.0, mean + width / count)
+
+
+def information(alpha: float) -> float:
+    """Nats that a test at level alpha needs to succeed with a chance of 1 - MISS.
+
+    The log-wealth after K nats is about normal with mean K and variance 2 K.
+    """
+    need = -math.log(alpha) + OVERHEAD
+    root = (Z_MISS * math.sqrt(2) + math.sqrt(2 * Z_MISS**2 + 4 * need)) / 2
+    return root**2
+
+
+def smallest_bias(chances: Sequence[float], alpha: float) -> float | None:
+    """The mean change of a token's chance that would have been found with a chance of 95%.
+
+    chances: those of the token in question (the likeliest, or the copied one) at every place.
+    None if no change of its odds by a factor up to e^3 would.
+    """
+    law = np.asarray(chances)
+    goal = information(alpha)
+    low, high = 0.0, 3.0
+    if len(law) == 0 or _nats(law, high) < goal:
+        return None
+    for _ in range(40):
+        middle = (low + high) / 2
+        low, high = (middle, high) if _nats(law, middle) < goal else (low, middle)
+    return float(np.mean(_tilted(law, high) - law))
+
+
+def tokens_for(bias: float, chances: Sequence[float], alpha: float) -> int | None:
+    """About how many tokens a test needs to find a mean change of this size."""
+    law = np.asarray(chances)
+    if len(law) == 0:
+        return None
+    variance = float(np.mean(law * (1 - law)))
+    if variance <= 0:
+        return None
+    return math.ceil(information(alpha) * 2 * variance / bias**2)
+
+
+def _tilted(law: HostArray, theta: float) -> HostArray:
+    """Chances whose log-odds are raised by theta."""
+    return np.asarray(law * math.exp(theta) / (1 - law + law * math.exp(theta)))
+
+
+def _nats(law: HostArray, theta: float) -> float:
+    """The information in one look at each place, if all are tilted by theta."""
+    tilted = np.clip(_tilted(law, theta), 1e-12, 1 - 1e-12)
+    law = np.clip(law, 1e-12, 1 - 1e-12)
+    each = tilted * np.log(tilted / law) + (1 - tilted) * np.log((1 - tilted) / (1 - law))
+    return float(each.sum())
+
 
 LEVEL = 0.006
 """The share of the audit's 1% that this check has."""
@@ -22,7 +97,8 @@ NEVER = "several options at once, other penalties, grammars, tools"
 
 @dataclass(frozen=True)
 class Guess:
-    """The chance of the copied token, or of the likeliest where there is none; whether it came."""
+    """The chance of the copied token, or of the likeliest one where nothing was copied, and whether
+    that token came."""
 
     condition: str
     chance: float
@@ -32,8 +108,11 @@ class Guess:
 
 @dataclass(frozen=True)
 class Outcome:
-    """samples: evidence that one-token samples do not follow their law; None: nothing was rejected.
-    left_out: why conditions were not tested, by name."""
+    """The outcome of the test of the law.
+
+    samples: evidence that one-token samples do not follow their law; None: nothing was rejected.
+    left_out: why conditions were not tested, by name.
+    """
 
     wealth: Wealth
     level: float
@@ -52,7 +131,7 @@ class Outcome:
 
     @property
     def is_moot(self) -> bool:
-        """One-token samples do not follow the law either, so speculation is not to blame."""
+        """Whether one-token samples break the law as well, so that speculation is not to blame."""
         return self.samples is not None and bends(self.samples)
 
     def smallest_bias(self, name: str | None = None) -> float | None:
@@ -64,12 +143,13 @@ class Outcome:
 
 
 def bends(samples: Evidence) -> bool:
-    """One-token samples do not follow the law that is stated for them."""
+    """Whether one-token samples break the law that is stated for them."""
     return samples.log_wealth >= needed(SUSPECT)
 
 
 def follows(samples: Evidence, num_tokens: int) -> bool:
-    """As many one-token samples as there were tokens of text that showed a fault show none."""
+    """Whether one-token samples follow the law, judged by as many of them as there were tokens of
+    text when the text showed a fault."""
     return samples.num_tokens >= num_tokens and samples.log_wealth < 0
 
 
@@ -145,7 +225,7 @@ def _sentences(outcome: Outcome) -> list[str]:
 
 
 def _verdict(outcome: Outcome) -> str:
-    """What is wrong, as far as one-token samples tell: the text, or what is stated of it."""
+    """The cause of a rejection as far as one-token samples show it: the text, or the stated law."""
     name, samples = outcome.wealth.suspect(), outcome.samples
     where = "" if name in (None, "plain") else f" under '{name}'"
     count = 0 if samples is None else samples.num_tokens

@@ -54,7 +54,7 @@ class CoinFilter:
         return not self._accepted
 
     def start(self) -> None:
-        """A text begins."""
+        """Begin a new text."""
         self._failed.clear()
         self._accepted.clear()
         self._place, self._guess = 0, None
@@ -75,7 +75,7 @@ class CoinFilter:
         return min(max((1 - further[kept]) / reached, 0.0), 1.0) if reached > 0 else None
 
     def see(self, is_guess: bool) -> None:
-        """The token of this place: whether it was the guess."""
+        """Take in whether the token of this place was the guess."""
         if self._guess is not None:
             if not is_guess:
                 kept = len(self._accepted)
@@ -90,7 +90,7 @@ class CoinFilter:
         self._place += 1
 
     def _boxes(self) -> list[Box]:
-        """What the coins of each slot are held against.
+        """The thresholds that the coins of each slot are compared with.
 
         With guesses that are certain, pi_i is the product of their chances under the target and
         h_i = (pi_i - pi_(i+1)) / (1 - pi_(i+1)), the last one pi_K.
@@ -114,7 +114,7 @@ class CoinFilter:
 
 
 def _area(boxes: Sequence[Box]) -> float:
-    """Of the union of boxes that all begin at the origin."""
+    """The area of the union of boxes that all begin at the origin."""
     total = highest = 0.0
     for width, height in sorted(boxes, reverse=True):
         total += width * max(0.0, height - highest)
@@ -123,28 +123,29 @@ def _area(boxes: Sequence[Box]) -> float:
 
 
 def copies(law: Bins, text: Sequence[Key], place: int) -> Sequence[Key | None]:
-    """A copy, looked up again for every token."""
+    """The guess of a drafter that copies earlier text, and searches again for every token."""
     return [copied(text, place)]
 
 
 def runs(law: Bins, text: Sequence[Key], place: int) -> Sequence[Key | None]:
-    """A copy of several tokens at once."""
+    """The guesses of a drafter that copies several tokens at once."""
     return run_of(text, place, CoinFilter.length) or [None]
 
 
 def likeliest(law: Bins, text: Sequence[Key], place: int) -> Sequence[Key | None]:
-    """The model's own favourite, as a good draft model says it."""
+    """The guess of a good draft model: the target's likeliest token."""
     return [law.keys[0]]
 
 
 def second(law: Bins, text: Sequence[Key], place: int) -> Sequence[Key | None]:
-    """The runner-up, as a draft model says it that errs."""
+    """The guess of a draft model that errs: the target's second-likeliest token."""
     return [law.keys[min(1, len(law.keys) - 1)]]
 
 
 def misjudged(law: Bins, plain: Bins) -> HostArray:
-    """The law (B,) of drafts that are drawn under options and verified as if drawn without, where
-    the drafter is as good as the model: the commonest bug of servers."""
+    """The law (B,) of a server that draws drafts under options and verifies them as if they were
+    drawn without. The drafter is taken to be as good as the model. This is the commonest bug of
+    servers."""
     stated = np.maximum(plain.spread_over(law.keys), 1e-12)
     kept = law.chances * np.minimum(1.0, law.chances / stated)
     owed = np.maximum(law.chances - stated, 0.0)
@@ -153,7 +154,7 @@ def misjudged(law: Bins, plain: Bins) -> HostArray:
 
 @dataclass
 class Mechanism:
-    """Coins by position, with one idea of what is drafted."""
+    """Coins addressed by position, combined with one assumption about the drafts."""
 
     drafts: Drafts
     coins: CoinFilter
@@ -173,19 +174,19 @@ class Mechanism:
         return np.asarray(moved)
 
     def see(self, token: Key) -> None:
-        """The token of that place."""
+        """Take in the token that came at that place."""
         self.coins.see(token == self._ahead.pop(0))
 
 
 def _known() -> list[Mechanism]:
-    """Every idea of what is drafted, with one coin a slot and with two."""
+    """A mechanism for every assumption about the drafts, with one coin a slot and with two."""
     kinds: tuple[Drafts, ...] = (copies, runs, likeliest, second)
     return [Mechanism(drafts, CoinFilter(coins)) for drafts in kinds for coins in (1, 2)]
 
 
 @dataclass
 class Mechanisms:
-    """All of them, on one text at a time."""
+    """All mechanisms, following one text at a time."""
 
     known: list[Mechanism] = field(default_factory=_known)
     _is_lost: bool = False
@@ -195,13 +196,13 @@ class Mechanisms:
         return len(self.known)
 
     def start(self) -> None:
-        """A text begins."""
+        """Begin a new text."""
         self._is_lost = False
         for mechanism in self.known:
             mechanism.coins.start()
 
     def lose_track(self) -> None:
-        """The law of a place is not known: nothing is said until the next text begins."""
+        """Say nothing until the next text begins, because the law of a place is not known."""
         self._is_lost = True
 
     def laws(self, law: Bins, text: Sequence[Key], place: int) -> list[HostArray]:
@@ -211,7 +212,7 @@ class Mechanisms:
         return [mechanism.law(law, text, place) for mechanism in self.known]
 
     def see(self, token: Key) -> None:
-        """The token of that place."""
+        """Take in the token that came at that place."""
         if not self._is_lost:
             for mechanism in self.known:
                 mechanism.see(token)

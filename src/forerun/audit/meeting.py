@@ -49,7 +49,7 @@ def base_path(url: str) -> str:
 
 
 def meet(journal: Journal, budget: Budget, base: str, model: str | None, prompt: Prompt) -> Meeting:
-    """Find out how the endpoint is asked, and how much it tells.
+    """Find out how to ask the endpoint, and how much it tells.
 
     Everything is tried out by requests for one token, of which the usual server answers the first.
     What it does not tell becomes a note, and checks that need it say so.
@@ -122,7 +122,7 @@ def _dialect(journal: Journal, budget: Budget, first: Dialect, prompt: Prompt) -
 
 
 def _ways(first: Dialect) -> Iterator[Dialect]:
-    """Ways of asking, those that tell most first."""
+    """Ways of asking, the most informative first."""
     for num_top in FEWER_TOP:
         for route in ("completions", "chat"):
             yield replace(first, route=route, num_top=num_top)
@@ -193,7 +193,7 @@ def _has_echo(endpoint: Endpoint, prompt: Prompt) -> bool:
 
 
 def _has_seeds(endpoint: Endpoint, prompt: Prompt, notes: list[str]) -> bool:
-    """Whether requests may give a seed."""
+    """Whether the endpoint takes seeds."""
     question = Question(prompt.text, 1, options={**endpoint.plain, "seed": 1})
     try:
         endpoint.ask("probe/seed", question)

@@ -35,7 +35,7 @@ RUN_GAP = 0.1
 
 @dataclass(frozen=True)
 class Speculation:
-    """is_on is None where it cannot be told."""
+    """Whether an endpoint speculates, and how that is known; is_on is None where it is not."""
 
     is_on: bool | None
     reason: str
@@ -56,7 +56,7 @@ def counters(raw: Raw) -> dict[str, float] | None:
 
 
 def told(extras: Mapping[str, Any]) -> tuple[str, float] | None:
-    """A field of an answer that counts drafted tokens, and its value."""
+    """The name and value of a field in an answer that counts drafted tokens."""
     for name, value in _fields(extras):
         if name in TOLD and isinstance(value, int | float):
             return name, float(value)
@@ -77,7 +77,7 @@ def judge(
     fields: tuple[str, float] | None,
     streams: Sequence[Sequence[Chunk]],
 ) -> Speculation:
-    """What is known, the surest source first.
+    """Whether the endpoint speculates, by the surest source that says so.
 
     before, after: counters around some long answers.  fields: what an answer told of itself.
     streams: chunks of streamed answers.

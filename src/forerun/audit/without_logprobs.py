@@ -20,10 +20,9 @@ from forerun.audit.endpoint import Endpoint
 from forerun.audit.evidence import needed
 from forerun.audit.features import copied
 from forerun.audit.findings import Finding, Status
-from forerun.audit.law_finding import LEVEL
+from forerun.audit.law_finding import LEVEL, interval
 from forerun.audit.prompts import Prompt
 from forerun.audit.questions import Question
-from forerun.audit.strength import interval
 from forerun.base.arrays import HostArray
 
 LENGTH = 8
@@ -95,7 +94,7 @@ def scores(prompt: Prompt, text: str) -> HostArray:
 
 
 def _chained(endpoint: Endpoint, prompt: Prompt, name: str) -> str:
-    """A text of which every token was asked for by a request of its own."""
+    """A text whose tokens were asked for one at a time."""
     parts: list[str] = []
     for place in range(LENGTH):
         question = Question(

@@ -12,8 +12,9 @@ import threading
 import warnings
 from collections.abc import Callable, Iterable
 from difflib import get_close_matches
+from functools import wraps
 from pathlib import Path
-from typing import Any
+from typing import Any, ParamSpec, TypeVar
 
 PACKAGE = str(Path(__file__).parents[1])
 LOG = logging.getLogger("forerun")
@@ -107,3 +108,31 @@ def wrong_type(name: str, value: object, cure: str) -> InputError:
     """The error for an argument of a wrong type."""
     received = f"the {type(value).__name__} {shown(value):.80}"
     return InputError(explain(f"{name} has a wrong type.", received, cure))
+
+
+Parameters = ParamSpec("Parameters")
+Returned = TypeVar("Returned")
+
+
+def shown_by(
+    example: str,
+) -> Callable[[Callable[Parameters, Returned]], Callable[Parameters, Returned]]:
+    """A decorator that appends `example` to Python's own TypeError about the arguments of a
+    call."""
+
+    def with_example(
+        function: Callable[Parameters, Returned],
+    ) -> Callable[Parameters, Returned]:
+        @wraps(function)
+        def called(*args: Parameters.args, **options: Parameters.kwargs) -> Returned:
+            try:
+                return function(*args, **options)
+            except TypeError as error:
+                trace = error.__traceback__
+                if trace is not None and trace.tb_next is None:  # raised by the call itself
+                    error.add_note(f"For example: {example}")
+                raise
+
+        return called
+
+    return with_example

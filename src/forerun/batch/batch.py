@@ -46,7 +46,7 @@ class JobSummary:
 
 
 class Stopped(KeyboardInterrupt):
-    """Ctrl-C, and what the job's folder keeps."""
+    """Raised after Ctrl-C; says what the job's folder keeps."""
 
     def __init__(self, num_done: int, num_begun: int, num_lines: int) -> None:
         super().__init__()
@@ -120,7 +120,7 @@ def _answers(
 
 
 def _after(line: BatchRequest | BadLine, begun: Mapping[int, Begun]) -> BatchRequest | BadLine:
-    """The line, with what an earlier run has begun of it."""
+    """The line, with the tokens that an earlier run wrote of its answers."""
     if isinstance(line, BadLine) or line.index not in begun:
         return line
     return replace(line, begun=begun[line.index])
@@ -171,7 +171,8 @@ def _here(
 
 
 def _identity(source: Input, settings: WorkerSettings) -> dict[str, Any]:
-    """Everything that a job's texts depend on, so no drafter, draft length, batch or workers."""
+    """Everything that the texts of a job depend on; drafter, draft length, batch and workers are
+    not among it."""
     return {
         "input": source.digest(),
         "model": settings.model or "default",
@@ -187,7 +188,7 @@ def _identity(source: Input, settings: WorkerSettings) -> dict[str, Any]:
 
 
 def _progress(num_done: int, total: int) -> Any:
-    """A progress bar with the time left; where nobody looks, a line of it every half minute."""
+    """A progress bar with the time left; without a terminal, a line every half minute."""
     try:
         from tqdm import tqdm
     except ImportError as error:
@@ -206,7 +207,7 @@ def _progress(num_done: int, total: int) -> Any:
 
 
 class _Lines:
-    """Standard error for a bar that is not drawn over: each state of it is a line of its own."""
+    """Standard error for a bar that cannot be redrawn: each of its states becomes a line."""
 
     def write(self, text: str) -> None:
         if state := text.strip():

@@ -29,7 +29,7 @@ def routed(request: BatchRequest, *, is_chat: bool) -> tuple[str, Mapping[str, A
 
 
 def check_whole(*, is_streamed: bool) -> None:
-    """Refuse a stream: there is nobody who reads it."""
+    """Refuse a stream, because nobody would read it."""
     if is_streamed:
         message = "'stream' cannot be honoured in a batch. Leave it out."
         raise ApiError(message, param="stream", code="unsupported_parameter")

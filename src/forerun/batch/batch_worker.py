@@ -43,14 +43,15 @@ def main() -> None:
 
 
 def _listen(messages: SimpleQueue[dict[str, Any]]) -> None:
-    """Queue the messages of standard input; its end ends the process."""
+    """Queue the messages from standard input; when it ends, so does the process."""
     for line in sys.stdin:
         messages.put(json.loads(line))
     os._exit(0)
 
 
 async def _work(answerer: Answerer, messages: SimpleQueue[dict[str, Any]], tell: Tell) -> None:
-    """Warm up, say so with the fingerprint, and answer requests as they come, each as a task."""
+    """Warm up, report the fingerprint, and answer requests as they come, each in a task of its
+    own."""
     await answerer.warm_up()
     tell({"ready": answerer.fingerprint})
     tasks: set[asyncio.Task[None]] = set()

@@ -30,7 +30,7 @@ OTHER_JOB = "Choose another folder, or run the job of this one with the input an
 
 
 class JobFolder:
-    """Opened by one process at a time; created if it is not there.
+    """The folder of one job, opened by one process at a time; it is created if needed.
 
     identity: what must not change within a job, by names for people.
     retries_failures: forget lines that failed for reasons outside of themselves.
@@ -237,7 +237,7 @@ class JobFolder:
 
 
 def _check_contents(path: Path) -> None:
-    """Refuse a folder with files in it that are of no job."""
+    """Refuse a folder that contains files of something other than a job."""
     strangers = [entry.name for entry in path.iterdir() if entry.name != f"{JOB}.partial"]
     if strangers and JOURNAL not in strangers:
         wrong = "The output folder holds files and no batch job."
@@ -246,7 +246,7 @@ def _check_contents(path: Path) -> None:
 
 
 def _checksum(index: int, line: Any) -> int:
-    """A number of a line's contents, however they are written."""
+    """A checksum of the contents of a line, whatever the order of its fields."""
     return crc32(json.dumps([index, line], sort_keys=True).encode())
 
 

@@ -56,18 +56,18 @@ def request_id_of(request: BatchRequest) -> str:
 
 
 def answered(request: BatchRequest, body: Mapping[str, Any]) -> OutputLine:
-    """The line of a request that was answered."""
+    """The output line of a request that was answered."""
     kept = {name: value for name, value in body["usage"].items() if name not in VOLATILE}
     return _responded(request, 200, {**body, "usage": kept})
 
 
 def refused(request: BatchRequest, error: ApiError) -> OutputLine:
-    """The line of a request that a server would have refused, with that status."""
+    """The output line of a request that a server would have refused, with the same status."""
     return _responded(request, error.status, error.body())
 
 
 def failed(line: BatchRequest | BadLine, code: str, message: str) -> OutputLine:
-    """A line that never became a request, or whose worker died."""
+    """The output line of a request that could not be read, or whose worker died."""
     error = {"code": code, "message": message, "line": line.number, "param": None}
     name = f"batch_req_line_{line.number}"
     return {"id": name, "custom_id": line.custom_id, "response": None, "error": error}

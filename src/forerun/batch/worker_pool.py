@@ -30,11 +30,11 @@ Event = tuple["Worker", dict[str, Any] | None]  # a message; None when the worke
 
 
 class WorkersDyingError(ForerunError, RuntimeError):
-    """Workers die whatever they are given."""
+    """Workers keep dying, whichever requests they are given."""
 
 
 class Worker:
-    """One process; what it says comes as events."""
+    """One worker process; its messages come as events."""
 
     def __init__(
         self, place: int, settings: WorkerSettings, threads: int, events: SimpleQueue[Event]
@@ -63,7 +63,7 @@ class Worker:
         self._write({"stop": True})
 
     def end(self) -> int:
-        """End the process, if it has not; its exit status."""
+        """End the process if it still runs; returns its exit status."""
         self._process.kill()
         return self._process.wait()
 
@@ -137,7 +137,7 @@ class WorkerPool:
                 worker.end()
 
     def _begun(self) -> dict[int, Begun]:
-        """What the workers have begun, of those that say so in time."""
+        """The tokens of the answers that workers have begun, from those that report in time."""
         waiting = [worker for worker in self._workers if worker.is_ready]
         for worker in waiting:
             worker.stop()
@@ -158,7 +158,7 @@ class WorkerPool:
         return Worker(place, self._settings, self._threads, self._events)
 
     def _fill(self) -> bool:
-        """Give out requests; False when all are answered."""
+        """Hand out requests to workers; returns False once all are answered."""
         for worker in self._workers:
             if not worker.is_ready:
                 continue

@@ -36,7 +36,8 @@ ModelFunction = Callable[[HostArray], HostArray]
 def speculative_sampling(
     x: HostArray, draft_model: ModelFunction, target_model: ModelFunction, N: int, K: int
 ) -> HostArray:
-    """x, extended by exactly N tokens that follow the target's law; K: the most drafts a round."""
+    """The ids x, extended by exactly N tokens that follow the target's law; K: the most drafts a
+    round."""
     x = _prompt(x)
     end = len(x) + as_count("N", N)
     longest = as_count("K", K)

@@ -51,7 +51,8 @@ def _key(variable: str | None) -> str | None:
 
 
 class Shown:
-    """Prints which check is running and what it has spent: when one begins, and now and then."""
+    """Prints which check is running and what it has spent, whenever one begins and every few
+    seconds."""
 
     def __init__(self) -> None:
         self._check, self._next = "", 0.0

@@ -84,7 +84,7 @@ class _Teller:
 
 
 def _settings(args: argparse.Namespace) -> Any:
-    """What each worker loads, as `forerun.batch` takes it."""
+    """The settings of each worker, as `forerun.batch` takes them."""
     from forerun.batch.answerer import WorkerSettings
 
     name = args.name
@@ -106,7 +106,7 @@ def _settings(args: argparse.Namespace) -> Any:
 
 
 def _defaults(args: argparse.Namespace) -> dict[str, Any]:
-    """The fields of bare lines that flags give; what changes nothing is left out."""
+    """The fields that flags give to bare lines; fields that change nothing are left out."""
     values = {name: getattr(args, name) for name in SAMPLING}
     Sampling(**values, seed=args.seed)
     kept = {
@@ -147,7 +147,7 @@ def _dry_run(source: Input, settings: Any) -> int:
 
 
 def _model_id(settings: Any) -> str:
-    """The name that bodies may give the model: that of the loaded one."""
+    """The name by which requests may call the model: that of the loaded one."""
     if settings.name is not None:
         return str(settings.name)
     return (settings.model or NAME) + (f"-{settings.quantize}" if settings.quantize else "")

@@ -79,7 +79,7 @@ class Parser(LayeredParser):
         super().__init__(**{"allow_abbrev": False, **options})
 
     def _check_value(self, action: argparse.Action, value: Any) -> None:
-        """Of a wrong choice, also say which one was probably meant."""
+        """Refuse a wrong choice, and name the one that was probably meant."""
         try:
             super()._check_value(action, value)
         except argparse.ArgumentError as error:
@@ -161,7 +161,7 @@ def options_of(parser: argparse.ArgumentParser) -> list[argparse.Action]:
 
 
 def hint(parser: argparse.ArgumentParser, args: argparse.Namespace, extra: Sequence[str]) -> str:
-    """What was probably meant by the first of the arguments that are not known to a command."""
+    """A suggestion of what the first unknown argument was probably meant to be."""
     flag, is_flag = extra[0].partition("=")[0], extra[0].startswith("-")
     if args.command == "generate" and flag == "--prompt":
         return ' (the prompt stands alone: forerun generate "..."; --prompts F is a file of them)'

@@ -30,7 +30,8 @@ FILES = {
 
 
 def clear_cache(*, is_agreed: bool) -> int:
-    """Say what there is, ask unless it is agreed, and remove it; the exit status."""
+    """List what the cache holds, ask unless that was agreed, and remove it; returns the exit
+    status."""
     folder, made = cache_folder(), list(_made(cache_folder()))
     if not made:
         print(f"Forerun has made nothing in {folder}.")
@@ -54,7 +55,7 @@ def clear_cache(*, is_agreed: bool) -> int:
 
 
 def _agrees() -> bool:
-    """Whether somebody at a terminal agrees; raises where there is none."""
+    """Whether the user at the terminal agrees; raises where there is no terminal."""
     if not sys.stdin.isatty():
         wrong, cure = "Nobody can be asked whether to remove this.", "Add --yes to remove it."
         raise InputError(explain(wrong, "no terminal", cure))
@@ -62,7 +63,7 @@ def _agrees() -> bool:
 
 
 def _made(folder: Path) -> Iterator[Path]:
-    """Files and folders that we made; links are somebody else's."""
+    """The files and folders that Forerun made; links belong to others."""
     for child in sorted(folder.iterdir()) if folder.is_dir() else ():
         if child.is_symlink() or not child.is_dir():
             continue

@@ -51,7 +51,8 @@ def tree(flag: str, text: str | None) -> int | Tree | None:
 
 
 def picture_path(text: str) -> Path:
-    """Where `--plot` draws to; a bad place or a missing matplotlib is told before anything runs."""
+    """The path that `--plot` draws to; reports a bad place or a missing matplotlib before anything
+    runs."""
     from forerun.base.drawing import FORMATS
 
     path = Path(text)

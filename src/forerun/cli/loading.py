@@ -55,7 +55,7 @@ def load_target(
 def _spread(
     name: str, num_ranks: int, device: str | None, dtype: str | None, quantize: Quantize | None
 ) -> Any:
-    """The model over several processes, one a GPU."""
+    """The model, spread over several processes with one GPU each."""
     huggingface_model()  # a missing extra is told before anything is imported from it
     from forerun import ranks
 
@@ -77,7 +77,7 @@ def is_follower(num_ranks: int | None) -> bool:
 
 
 def follow() -> int:
-    """Be such a process until rank 0 ends."""
+    """Work as a follower until rank 0 ends."""
     from forerun import ranks
 
     return ranks.follow()
@@ -100,7 +100,7 @@ def weights_size(name: str | None) -> int | None:
 
 
 def cached_folder(name: str) -> Path | None:
-    """Where a model of the hub lies that was loaded before."""
+    """The local folder of a hub model that was loaded before."""
     from huggingface_hub import try_to_load_from_cache
 
     found = None
@@ -130,7 +130,8 @@ def load_drafter(
 def settled(
     drafters: Mapping[str, Drafter | str | None], target: LanguageModel
 ) -> dict[str, Drafter | None]:
-    """The drafters by name for a target that is known by now; "auto" under the name it got."""
+    """The drafters by name once the target is known; "auto" appears under the name of the drafter
+    that it stands for."""
     made: dict[str, Drafter | None] = {}
     for name, drafter in drafters.items():
         chosen = drafter_for(target, drafter)

@@ -36,7 +36,7 @@ def read_prompts(args: argparse.Namespace) -> list[str]:
 
 
 def as_text(word: str) -> str:
-    """An argument as text; bytes that the locale has no characters for are taken as UTF-8."""
+    """An argument as text; bytes that the locale cannot decode are read as UTF-8."""
     if not any("\ud800" <= character <= "\udfff" for character in word):
         return word
     try:

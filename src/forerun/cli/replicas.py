@@ -18,7 +18,7 @@ REQUESTS, REQUESTS_PER_ROW = 5_000, 8
 
 
 def given(args: argparse.Namespace) -> list[str]:
-    """The names of the flags of a fleet that were given."""
+    """The names of the fleet flags that were given."""
     return [name for name in FLEET if getattr(args, name) is not None]
 
 

@@ -136,14 +136,14 @@ def sections_of(args: argparse.Namespace) -> dict[str | None, argparse.Namespace
 
 
 def most_bytes(gib: float | None) -> int:
-    """What models may take together; by default a share of this machine's memory."""
+    """The memory that the models may take together; by default a share of this machine's."""
     if gib is not None:
         return int(gib * GIB)
     return int(MEMORY_SHARE * os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"))
 
 
 def tls_files(certificate: str | None, key: str | None) -> tuple[str, str] | None:
-    """The files of a certificate and of its key, which may be one."""
+    """The files of a certificate and of its key, which may be the same file."""
     if certificate is None and key is not None:
         cure = "Add --tls-cert, or leave it out."
         raise InputError(explain("--tls-key is about a certificate.", "no --tls-cert", cure))
@@ -151,7 +151,8 @@ def tls_files(certificate: str | None, key: str | None) -> tuple[str, str] | Non
 
 
 def check_extra() -> None:
-    """Whether everything is installed, before anything is loaded."""
+    """Refuse to start the server if a package that it needs is missing, before anything is
+    loaded."""
     from importlib.util import find_spec
 
     missing = [name for name in NEEDED if find_spec(name) is None]
@@ -190,7 +191,8 @@ def _check_counts(args: argparse.Namespace) -> None:
 
 
 def check_origins(origins: Sequence[str]) -> None:
-    """Whether these are origins as browsers write them; others would never match."""
+    """Refuse origins that are not written as browsers write them, because they would never
+    match."""
     for origin in origins:
         if origin != "*" and not re.fullmatch(r"https?://[^/\s?#@]+", origin):
             cure = "Write it as browsers do, like https://chat.example.org, or * for all."
@@ -198,7 +200,7 @@ def check_origins(origins: Sequence[str]) -> None:
 
 
 def warnings_for(host: str, chosen: Sequence[str], *, has_keys: bool) -> list[str]:
-    """What whoever starts a server should know."""
+    """Warnings for the person who starts the server."""
     notes = []
     if not is_loopback(host) and not has_keys:
         notes.append(
@@ -249,7 +251,8 @@ class Address:
 
 
 def pass_of(target: Any) -> str:
-    """Which pass runs, for how many tokens there is room, and why it is not the lean pass."""
+    """Describes the pass that runs, how many tokens it has room for, and why it is not the lean
+    pass."""
     parts = [getattr(target, "pass_name", "")]
     if tokens := getattr(target, "num_tokens_free", None):
         parts.append(f"room for {tokens:,} tokens of all requests together")

@@ -121,7 +121,8 @@ def _served(
 
 
 def desk_options(args: argparse.Namespace, max_batch: int) -> dict[str, Any]:
-    """What a model is served with, here or by replicas; max_batch: answers at once, in all."""
+    """The options with which a model is served, here or by replicas; max_batch: answers at once, in
+    all."""
     return {
         "rule": args.rule,
         "rules": check_rules(args.rule, args.rules),
@@ -131,7 +132,7 @@ def desk_options(args: argparse.Namespace, max_batch: int) -> dict[str, Any]:
 
 
 def num_bytes_of(name: str | None, args: argparse.Namespace) -> int:
-    """What a model takes: as its section says, or the size of its weights."""
+    """The memory that a model takes: the figure of its section, or the size of its weights."""
     if args.needs_gib is not None:
         return int(args.needs_gib * GIB)
     size = weights_size(args.model)
@@ -143,7 +144,7 @@ def num_bytes_of(name: str | None, args: argparse.Namespace) -> int:
 
 
 def limits_for(max_tokens: int | None, num_places: int) -> Limits:
-    """What a request may ask for; one with more answers than there are places never gets in."""
+    """The limits of a request; one with more answers than there are places never gets in."""
     max_choices = min(Limits.max_choices, num_places)
     return Limits(max_tokens=max_tokens, max_choices=max_choices)
 
@@ -160,7 +161,8 @@ def check_rules(rule: str, listed: str | None) -> list[str]:
 
 
 def end_at_once(reason: str) -> None:
-    """A rank is lost, and with it every engine: end, so that whoever watches starts it again."""
+    """End this process, because a lost rank takes every engine with it; whoever watches the process
+    starts it again."""
     print(f"forerun serve: {reason}", file=sys.stderr, flush=True)
     os._exit(1)
 

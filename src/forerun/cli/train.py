@@ -85,7 +85,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _check_workers(args: argparse.Namespace) -> None:
-    """Refuse flags of a Ray cluster that mean nothing here."""
+    """Refuse flags of a Ray cluster that have no meaning here."""
     if args.workers is not None and not args.ray:
         cure = "Add --ray, or leave it out."
         raise InputError(explain("--workers are those of a Ray cluster.", args.workers, cure))
@@ -95,13 +95,13 @@ def _check_workers(args: argparse.Namespace) -> None:
 
 
 def _load(name: str, device: str) -> Any:
-    """The target on transformers' pass, which can be trained through."""
+    """The target on transformers' pass, which gradients can run through."""
     dtype = "bfloat16" if device.startswith("cuda") else "float32"
     return load_target(name, device, dtype, lean=False)
 
 
 def _spread(args: argparse.Namespace) -> TrainingOnRay:
-    """Connects to Ray; if that cannot be, before a model is loaded."""
+    """Connect to Ray before a model is loaded, so that a failure shows early."""
     from forerun.scale.ray_cluster import share_of_cluster, start_ray
     from forerun.scale.ray_train import TrainingOnRay
 

@@ -13,8 +13,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from forerun import rules
-from forerun.base.errors import UnsupportedError, explain
-from forerun.base.signatures import shown_by
+from forerun.base.errors import UnsupportedError, explain, shown_by
 from forerun.doctor.diagnosis import Diagnosis, diagnose
 from forerun.drafters.base import Drafter
 from forerun.engine.answer_options import GREEDY
@@ -52,7 +51,7 @@ class Finding:
 
     @property
     def is_unclear(self) -> bool:
-        """Whether it takes a repetition in float32 to tell."""
+        """Whether only a repetition in float32 can tell a bug from rounding."""
         return self.difference is not None and self.difference.is_unclear
 
     def __str__(self) -> str:
@@ -62,28 +61,28 @@ class Finding:
 
 @dataclass(frozen=True, repr=False)
 class Checkup:
-    """What was found on each prompt; printing it tells all of it."""
+    """The findings on all prompts; printing it shows them all."""
 
     findings: tuple[Finding, ...]
 
     @property
     def num_identical(self) -> int:
-        """Prompts that were answered alike."""
+        """The number of prompts that were answered alike."""
         return sum(finding.difference is None for finding in self.findings)
 
     @property
     def num_bugs(self) -> int:
-        """Differences that float arithmetic does not explain."""
+        """The number of differences that float arithmetic does not explain."""
         return sum(finding.is_bug for finding in self.findings)
 
     @property
     def num_unclear(self) -> int:
-        """Differences that only a repetition in float32 tells from a bug."""
+        """The number of differences that only a repetition in float32 can tell from a bug."""
         return sum(finding.is_unclear for finding in self.findings)
 
     @property
     def num_near_ties(self) -> int:
-        """Differences that float arithmetic explains."""
+        """The number of differences that float arithmetic explains."""
         return len(self.findings) - self.num_identical - self.num_bugs - self.num_unclear
 
     @property

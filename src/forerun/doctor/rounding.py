@@ -102,7 +102,7 @@ def exact_row(model: Any, text: Sequence[int]) -> Any:
 
 
 def matters(logits: HostArray) -> HostArray:
-    """Which tokens (V,) anything could choose."""
+    """Which tokens (V,) a sampling option or a draw could choose."""
     with np.errstate(invalid="ignore"):  # all impossible: none
         is_close: HostArray = logits > np.max(logits, initial=-np.inf) - MATTERING
     return is_close

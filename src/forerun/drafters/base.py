@@ -22,7 +22,7 @@ from forerun.trees.tree import Tree
 
 
 class Part(NamedTuple):
-    """What is known of one of several drafters that are asked together."""
+    """What is known of one drafter among several that are asked together."""
 
     number: int  # its place among them
     shift: float = 0.0  # of the log-odds of the chances that it states
@@ -39,7 +39,7 @@ class Prices(NamedTuple):
 
 
 class Asked(NamedTuple):
-    """One of several drafters that were asked for a guess, and what came of it."""
+    """One of several drafters that were asked for a guess, and what became of the guess."""
 
     part: int
     seconds: float
@@ -52,16 +52,27 @@ class Turn:
     """A row whose continuation is wanted: how much of it, and the noise addresses of this round."""
 
     row: int
-    budget: int  # at most so many tokens, 0 included
+    """The row to guess for."""
+    budget: int
+    """The largest number of guesses, which may be 0."""
     sampling: Sampling
+    """The request's sampling options."""
     seed: int
-    position: int  # index in the output of the first token to be guessed
-    depth: int | None = None  # at most so many one after the other; None: as many as the budget
-    shape: Tree | None = None  # fill this tree and no other: the rule's proof asks for it
-    worth: float = 0.0  # under shared noise: leave out guesses less likely than this to be kept
-    goes_on: float = 0.0  # and none need come after one less likely than this
-    prices: Prices | None = None  # where they are known
-    room: int | None = None  # tokens that the answer may still have; None: not known
+    """The request's seed."""
+    position: int
+    """The index in the output of the first token to be guessed."""
+    depth: int | None = None
+    """The largest number of guesses one after the other; None: as many as the budget."""
+    shape: Tree | None = None
+    """The tree to fill, which allows no other, because the proof of the rule asks for it."""
+    worth: float = 0.0
+    """Under shared noise, leave out guesses less likely than this to be kept."""
+    goes_on: float = 0.0
+    """Nothing need be guessed after a guess less likely than this."""
+    prices: Prices | None = None
+    """Costs and chances, for a drafter that asks others; None where they are not known."""
+    room: int | None = None
+    """The number of tokens that the answer may still have; None: not known."""
 
     @property
     def is_chain(self) -> bool:
@@ -79,14 +90,20 @@ class Guess:
     """The guessed tokens of one row, which follows which, and how they were drawn."""
 
     tokens: list[int] = field(default_factory=list)
+    """The guesses; of a tree, every parent before its children."""
     drawn: Drawn = Drawn.POINT
-    probs: np.ndarray[Any, Any] | None = None  # (len(tokens), V) where drawn is SAMPLED: the
-    # law that each token was drawn from, its earlier siblings given (forerun.trees.sibling_laws)
-    parents: list[int] | None = None  # (len(tokens),), -1 for the text; None: one after the other
-    values: list[float] | None = None  # (len(tokens),): the drafter's estimate that each is kept
-    parts: list[int] | None = None  # (len(tokens),): who of several drafters made each; the values
-    # are calibrated then
-    asked: Sequence[Asked] = ()  # those of several who were asked
+    """How the tokens were drawn."""
+    probs: np.ndarray[Any, Any] | None = None
+    """The law that each token was drawn from, given its earlier siblings
+    (`forerun.trees.sibling_laws`), (len(tokens), V), where drawn is SAMPLED."""
+    parents: list[int] | None = None
+    """The parent of each token (len(tokens),), -1 for the text; None: one after the other."""
+    values: list[float] | None = None
+    """The drafter's estimate of the chance of each token to be kept, (len(tokens),)."""
+    parts: list[int] | None = None
+    """Which of several drafters made each token, (len(tokens),); the values are calibrated then."""
+    asked: Sequence[Asked] = ()
+    """Those of several drafters that were asked."""
 
 
 @dataclass(frozen=True)
@@ -94,11 +111,16 @@ class Outcome:
     """What became of a guess, and which tokens were added to the row's text."""
 
     row: int
+    """The row that the guess was for."""
     num_accepted: int
-    tokens: Sequence[int] = ()  # added to the text; none while a long prompt is being read
-    path: Sequence[int] = ()  # the accepted nodes, in order, numbered as in the guess
-    num_scored: int | None = None  # tokens of the guess that were scored; the engine may leave out
-    # those that are not worth their place.  None: all of them
+    """The number of guesses that were accepted."""
+    tokens: Sequence[int] = ()
+    """The tokens added to the text; none while a long prompt is being read."""
+    path: Sequence[int] = ()
+    """The accepted nodes in order, numbered as in the guess."""
+    num_scored: int | None = None
+    """The number of guesses that were scored, since the engine may leave out those that are not
+    worth their place; None: all of them."""
     states: Any = None
     """Hidden states (N, len(layers) * hidden_size) of the text's last N tokens that the target has
     processed, those new to the row's user; only for a drafter with an attribute `layers`."""
@@ -151,7 +173,7 @@ class Drafter(Protocol):
         ...
 
     def observe(self, state: Any, outcomes: Sequence[Outcome]) -> None:
-        """What became of each guess, and which tokens were added to each text."""
+        """Take in what became of each guess, and which tokens were added to each text."""
         ...
 
     def release(self, state: Any, row: int) -> None:
@@ -160,7 +182,7 @@ class Drafter(Protocol):
 
 
 def layers_of(drafter: Any) -> tuple[int, ...]:
-    """The target's layers whose hidden states a drafter reads; mostly none."""
+    """The target's layers whose hidden states a drafter reads; none for most drafters."""
     return tuple(getattr(drafter, "layers", ()))
 
 

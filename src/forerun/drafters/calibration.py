@@ -14,19 +14,20 @@ STEP = 0.05  # by which one verified guess moves the shift
 
 
 def calibrated(value: float, shift: float) -> float:
-    """A stated chance with its log-odds shifted."""
+    """A stated chance after shifting its log-odds."""
     odds = exp(shift) * value / max(1e-6, 1 - value)
     return odds / (1 + odds)
 
 
 def correction(chance: float, is_kept: bool, count: int) -> float:
-    """By how much the shift moves when a guess of this calibrated chance was verified, after
-    `count` others: the first ones move it further."""
+    """The change of the shift after a guess with this calibrated chance was verified. It is larger
+    while `count`, the number of guesses verified before, is small."""
     return max(STEP, 1 / (4 + count)) * (is_kept - chance)
 
 
 def worth_of(chances: Sequence[float], scoring: Sequence[float]) -> float:
-    """Tokens that the best guesses promise, less those that could be made while they are scored.
+    """The tokens that the best guesses promise, less the tokens that plain decoding could make
+    while the guesses are scored.
 
     scoring: tokens that could be made while 1, 2, ... guesses are scored.
     """

@@ -53,7 +53,7 @@ def _choices(model: Any, rows: Any, text: list[int]) -> NDArray[np.int64]:
 
 
 def _sample(target: Any) -> list[int]:
-    """The sample in the target's tokens; without a tokenizer, tokens at random."""
+    """A sample text in the target's tokens; random tokens where there is no tokenizer."""
     tokenizer = getattr(target, "tokenizer", None)
     most = min(MOST_TOKENS, target.max_context or MOST_TOKENS)
     if tokenizer is None:

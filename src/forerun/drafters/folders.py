@@ -47,7 +47,8 @@ DRAFTERS = {
 
 
 def find(place: str | Path) -> Path:
-    """A drafter's folder: the one that is named, or a copy of what the Hugging Face hub has."""
+    """The folder of a drafter: the one that is named, or a copy of what the Hugging Face hub
+    has."""
     if str(place) != "" and Path(place).is_dir():
         return Path(place)
     if not HUB_NAME.fullmatch(str(place)):
@@ -106,14 +107,14 @@ def _is_block(description: Path) -> bool:
 
 
 def in_words(kind: str) -> str:
-    """What a folder of this kind holds."""
+    """A description of what a folder of this kind holds."""
     if kind in KINDS or not kind:
         return KINDS.get(kind, "nothing that is known here")
     return f"a draft model of `speculators`, of a kind that this version does not know ({kind})"
 
 
 def refuse(folder: Path, kind: str, wanted: str) -> None:
-    """Raise for a folder that holds something other than the wanted kind, in words."""
+    """Raise an error for a folder that holds something other than the wanted kind."""
     wrong = f"The folder holds {in_words(kind)}, and not {wanted}."
     name = DRAFTERS.get(kind)
     cure = (

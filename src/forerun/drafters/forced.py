@@ -101,7 +101,7 @@ class Forced:
 
 
 def forced_tokens(turn: Turn, text: Text) -> list[int]:
-    """What the grammar forces after the text, as much of it as the turn has room for."""
+    """The tokens that the grammar forces after the text, as many as the turn has room for."""
     grammar = turn.sampling.grammar
     if not isinstance(grammar, Cursor) or turn.height == 0:
         return []

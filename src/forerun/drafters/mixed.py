@@ -138,7 +138,7 @@ class Mixed:
             close(drafter, inner)
 
     def _prices(self, turn: Turn) -> Prices:
-        """What a turn says of the drafters, if it speaks of all of them."""
+        """The prices in a turn, if it has them for all of the drafters."""
         known = turn.prices
         is_known = known is not None and len(known.parts) == len(self.drafters)
         return known if known is not None and is_known else self._unknown
@@ -164,7 +164,8 @@ class Mixed:
     def _joined(
         self, state: Panel, turn: Turn, bids: Sequence[Bid], prices: Prices, shared_noise: bool
     ) -> Guess:
-        """One guess made of those for a row, and who contributed what."""
+        """One guess that combines all guesses for a row, and which drafter contributed each
+        node."""
         if not bids:
             return Guess()
         if shared_noise and not turn.is_chain:
@@ -211,7 +212,7 @@ def _worth(chances: Sequence[float], prices: Prices) -> float:
 
 
 def _chances(guess: Guess, shift: float) -> list[float]:
-    """The chance of each token to be kept, at most that of the one before it."""
+    """The chance of each token to be kept, which is at most that of the token before it."""
     parents = range(ROOT, len(guess.tokens) - 1) if guess.parents is None else guess.parents
     chances: list[float] = []
     for node, parent in enumerate(parents):

@@ -53,7 +53,7 @@ def check_same_vocabulary(target: LanguageModel, draft: LanguageModel) -> None:
 
 
 def first_clash(target: dict[str, int], draft: dict[str, int]) -> str | None:
-    """How two vocabularies contradict each other, in words; None where they do not."""
+    """A sentence on how two vocabularies contradict each other; None where they do not."""
     moved = [token for token, index in target.items() if draft.get(token, index) != index]
     if moved:
         token = min(moved, key=lambda name: target[name])

@@ -30,7 +30,7 @@ class ByOwner(Generic[Memory]):
         self._owners: dict[int, str] = {}  # by row
 
     def assign(self, row: int, owner: str) -> None:
-        """A row's next request is this owner's."""
+        """Note that the next request of a row belongs to this owner."""
         self._owners[row] = owner
         self.memories[owner] = self.memories.pop(owner) if owner in self.memories else self._make()
         busy = set(self._owners.values())
@@ -39,7 +39,7 @@ class ByOwner(Generic[Memory]):
             del self.memories[other]
 
     def release(self, row: int) -> None:
-        """The request of a row is over; what it taught stays."""
+        """Note that the request of a row has ended; what it taught stays."""
         self._owners.pop(row, None)
 
     def __getitem__(self, row: int) -> Memory:

@@ -22,7 +22,7 @@ class PassingOn:
 
     @property
     def layers(self) -> tuple[int, ...]:
-        """The target's layers whose hidden states it reads."""
+        """The target's layers whose hidden states the inner drafter reads."""
         return layers_of(self.inner)
 
     def start(self, target: LanguageModel, num_rows: int, capacity: int, rows: Any = None) -> Any:

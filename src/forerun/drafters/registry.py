@@ -102,7 +102,7 @@ def names() -> list[str]:
 
 
 def make_one(spec: str, load: Callable[[str], Any] = as_model) -> Drafter:
-    """The drafter of a name without a plus."""
+    """The drafter that a single name, without a plus, stands for."""
     name, colon, argument = spec.partition(":")
     factory = _factory(name)
     if factory is None:

@@ -55,7 +55,7 @@ Cursor = Node | int
 
 
 class SuffixTrie:
-    """The texts added so far."""
+    """A trie of the suffixes of all texts added so far."""
 
     def __init__(self, depth: int) -> None:
         self.depth = depth

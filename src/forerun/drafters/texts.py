@@ -25,7 +25,7 @@ class Text:
 
 
 class Texts:
-    """The texts of all rows, for drafters that read more than what was added."""
+    """The texts of all rows, for drafters that need more than the newest tokens."""
 
     def __init__(self) -> None:
         self._texts: dict[int, Text] = {}

@@ -64,7 +64,8 @@ class AnswerOptions:
 
 
 def check_counts(draft_length: DraftLength, **counts: int | None) -> None:
-    """Refuse what is no whole number, or too small or large; None leaves an optional one out."""
+    """Refuse values that are no whole numbers, or are too small or too large; None leaves out an
+    optional one."""
     given = None if draft_length == "auto" else draft_length
     for name, value in {"draft_length": given, **counts}.items():
         also = ', or "auto"' if name == "draft_length" else ""
@@ -114,7 +115,7 @@ def _check_limit(value: Any) -> None:
 
 
 def _check_timeout(timeout: Any) -> None:
-    """Refuse a number of seconds that is none, or none above 0."""
+    """Refuse a timeout that is not a number of seconds above 0."""
     cure = "Pass the seconds that the request may take, or None."
     number: Any = Real
     if timeout is None:

@@ -24,9 +24,8 @@ from forerun.base.errors import (
     warn,
 )
 from forerun.drafters.base import Drafter, Outcome, Part, Turn, assign, close, layers_of
-from forerun.engine.guess_checks import checked
 from forerun.engine.plan import DraftPlan, RoundPlan, Span
-from forerun.engine.proposal import NOTHING, Drafted
+from forerun.engine.proposal import NOTHING, Drafted, checked
 from forerun.engine.request import Request
 from forerun.models.base import Inspectable, LanguageModel
 from forerun.rules.base import Rule
@@ -53,7 +52,7 @@ class Untold:
     num_processed: int = 0
 
     def outcome(self, row: int) -> Outcome:
-        """All of these rounds as one."""
+        """One outcome for all of these rounds."""
         states = joined(self.states) if self.states else None
         return Outcome(row, 0, self.tokens, (), 0, states, self.num_processed)
 
@@ -98,12 +97,12 @@ class Drafting:
 
     @property
     def name(self) -> str:
-        """The drafter's, for notes and errors."""
+        """The name of the drafter, for notes and errors."""
         return shown(getattr(self.drafter, "name", type(self.drafter).__name__), str)
 
     @property
     def state(self) -> Any:
-        """The drafter's state; a new one where the last was discarded."""
+        """The drafter's state; a new one if the last one was discarded."""
         assert self.drafter is not None
         if self._state is LOST:
             self._state = self.drafter.start(self.target, *self._start)
@@ -187,7 +186,8 @@ class Drafting:
             self._lose_state(error, {outcome.row: request for outcome, request in pairs})
 
     def can_wait(self, plan: RoundPlan) -> bool:
-        """Whether news of a round can wait, because the drafter was asked for nothing in it."""
+        """Whether the drafter can be told of a round later, because it was asked for nothing in
+        it."""
         return not plan.drafts.asked
 
     def postpone(
@@ -218,7 +218,7 @@ class Drafting:
         return row in self._untold and self._untold[row].num_states >= MOST_STATES
 
     def _catch_up(self, spans: Sequence[Span]) -> None:
-        """Tell the drafter what was postponed."""
+        """Tell the drafter of the rounds that were postponed."""
         late = [span for span in spans if span.row in self._untold]
         if not late:
             return
@@ -226,7 +226,8 @@ class Drafting:
         self.observe(outcomes, [span.request for span in late])
 
     def give_up(self, error: BaseException, requests: dict[int, Request]) -> None:
-        """An executor could make nothing of the drafts of some requests, by row."""
+        """Stop drafting for some requests, by row, because the executor could not use their
+        drafts."""
         self._abandon(error, requests)
         self._count_failure()
 
@@ -244,7 +245,7 @@ class Drafting:
         self.abandoned.discard(row)
 
     def close(self) -> None:
-        """The engine is done: what was learned is left for later ones."""
+        """End the work of the drafter; what it has learned is left for later engines."""
         if self.drafter is not None and self._state is not LOST:
             state, self._state = self._state, LOST
             try:

@@ -18,13 +18,12 @@ from forerun.base.clock import compiled, now, working
 from forerun.base.errors import UnsupportedError, ends_process, explain, shown
 from forerun.drafters.base import Drafter
 from forerun.engine.drafting import Drafting
-from forerun.engine.executors import ChooseExecutor, step_by_step
 from forerun.engine.plan import RoundPlan
 from forerun.engine.request import Request
 from forerun.engine.schedule import Schedule
 from forerun.engine.seats import Seats
 from forerun.engine.steering.draft_planning import DraftPlanner
-from forerun.engine.stepwise import Decision
+from forerun.engine.stepwise import ChooseExecutor, Decision, step_by_step
 from forerun.models.base import Bounded, LanguageModel
 from forerun.rules.base import Rule
 from forerun.rules.types import DraftLength
@@ -174,7 +173,7 @@ class Engine:
         return ended + [pair for index, pair in told if index not in decision.waiting]
 
     def _commit(self, plan: RoundPlan, decision: Decision) -> list[int]:
-        """Append what each request keeps, and count: how many tokens each gained."""
+        """Append the tokens that each request keeps; returns how many each gained."""
         counts: list[int] = []
         for index, span in enumerate(plan.answering):
             if index in decision.waiting:
@@ -214,7 +213,8 @@ class Engine:
         return [self.abort(number, "deadline") for number in late]
 
     def _wait_for_room(self) -> list[tuple[Request, int]]:
-        """Where other engines have all there is: wait a little; after a long time give up one."""
+        """Wait a little while other engines hold all of the memory; after a long time, give up one
+        request."""
         if not self.num_queued or any(self._seats.occupants):
             return []
         self._starved_since = self._starved_since or now()
@@ -228,7 +228,7 @@ class Engine:
         return [(request, 0)]
 
     def _send_back(self, row: int) -> None:
-        """Let a request wait again for want of room."""
+        """Put a request back into the queue, for want of room."""
         request = self._seats.occupants[row]
         assert request is not None
         request.stats.preemptions += 1
@@ -247,7 +247,7 @@ class Engine:
         self._schedule.leave(row)
 
     def _let_go(self, row: int) -> None:
-        """The drafter and the planner let go of the request of a row."""
+        """Let the drafter and the planner forget the request of a row."""
         others = {
             other: request
             for other, request in enumerate(self._seats.occupants)

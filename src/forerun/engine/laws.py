@@ -83,7 +83,7 @@ class TargetLaws(MadeRows):
         return self._normalised[row, slot]
 
     def unweighed(self, row: int, slot: int) -> Law:
-        """The law of one slot for whoever only samples it."""
+        """The law of one slot, for callers that only draw a sample from it."""
         if (row, slot) not in self._made:
             self._made[row, slot] = self._make(row, slot)
         return self._made[row, slot]
@@ -108,7 +108,8 @@ class TargetLaws(MadeRows):
         return [report_of(self._reported(row, slot)) for slot in slots], fault
 
     def _reported(self, row: int, slot: int) -> HostArray:
-        """The model's own logits (V,), or those of the law that a token was sampled from."""
+        """The logits (V,) that log-probabilities are reported of: the model's own, or those of the
+        law that a token was sampled from."""
         if self.requests[row].logprobs_of == "model":
             return np.asarray(self.logits[row, slot])
         with np.errstate(divide="ignore"):

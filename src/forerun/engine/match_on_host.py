@@ -26,7 +26,7 @@ AHEAD = 16
 
 @dataclass(frozen=True)
 class TargetNoise(CounterNoise):
-    """The noise of a round, and what was drawn ahead for the rounds to come."""
+    """The noise of a round, and the noise that was drawn ahead for later rounds."""
 
     drawn: dict[int, tuple[int, HostArray, HostArray]] = field(default_factory=dict)
     """By row: the first of some positions, and the block minima of each, (AHEAD, num_blocks)."""
@@ -52,7 +52,8 @@ class TargetNoise(CounterNoise):
 def walk(
     drafts: Sequence[Proposal], laws: TargetLaws, make_noise: Callable[[], TargetNoise]
 ) -> tuple[list[Sequence[int]], list[int]]:
-    """The accepted nodes of each row, and the token after them; noise is made if it is needed."""
+    """The accepted nodes of each row, and the token after them. Noise is drawn only where it is
+    needed."""
     noise: TargetNoise | None = None
     paths: list[Sequence[int]] = []
     extra: list[int] = []

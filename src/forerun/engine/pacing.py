@@ -92,7 +92,8 @@ class Pacing:
         return min(most, _at_least_one(spendable, per_token, largest))
 
     def learn(self, seconds: float, num_answered: int, num_tokens: int) -> None:
-        """A round took so long, in which so many rows were answered and prompt tokens read."""
+        """Learn from the seconds of a round, the number of rows that it answered and the prompt
+        tokens that it read."""
         if not num_answered:
             self.alone.append(seconds / num_tokens)
         elif num_tokens:
@@ -126,7 +127,7 @@ def _line(parts: Sequence[tuple[int, float]]) -> tuple[float, float]:
 
 
 def check_slowdown(slowdown: Any) -> None:
-    """Refuse a number that no round can be slowed by."""
+    """Refuse a slowdown that is not a number of at least 1."""
     cure = "Use a number from 1 on: times as long as usual that a round may take."
     number: Any = Real
     if not isinstance(slowdown, number):

@@ -46,7 +46,7 @@ class SamplingArrays:
 
     @property
     def needs_host(self) -> HostArray:
-        """Whether something beyond temperature, top_k, top_p and min_p is wanted, (A,)."""
+        """Whether a request wants anything besides temperature, top_k, top_p and min_p, (A,)."""
         return np.asarray(
             self.calls_python
             | self.edits_logits
@@ -139,7 +139,7 @@ class DraftPlan:
 
 
 class Load(NamedTuple):
-    """The work of a round, by which its time is compared with that of others."""
+    """The work of a round; the times of rounds with equal work can be compared."""
 
     num_answered: int  # rows that are given tokens, and have been before
     num_read: int  # prompt tokens, padding included where that is computed too
@@ -160,7 +160,7 @@ class RoundPlan:
 
     @cached_property
     def reading(self) -> list[Span]:
-        """The spans that are fed a part of a long text, and nothing more."""
+        """The spans that are only fed a part of a long text."""
         return [span for span in self.spans if not span.answers]
 
     @cached_property

@@ -1,16 +1,23 @@
-"""A guess that has been checked, and what may be left out of one."""
+"""A guess is checked before the target sees it, or a rule divides by its law, and becomes a
+`Proposal`, of which tokens may be left out."""
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from math import inf
 from typing import Any
 
+import array_api_compat as compat
 import numpy as np
 
-from forerun.drafters.base import Asked
+from forerun.base.errors import InputError, UnsupportedError, explain, wrong_type
+from forerun.drafters.base import Asked, Guess, Turn
+from forerun.models.base import LanguageModel
+from forerun.rules.base import Rule
+from forerun.rules.rows import check_rows, sum_tolerance
 from forerun.rules.types import Drawn
 from forerun.trees.tree import ROOT, Tree
 
@@ -70,7 +77,8 @@ class Drafted:
 
 
 def worthwhile(draft: Proposal, bar: float, chances: Sequence[float]) -> Proposal:
-    """A draft without the tokens whose chance to be kept is below a bar, or that come after such.
+    """A draft without the tokens whose chance to be kept is below a bar, and without the tokens
+    after them.
 
     chances: (len(tokens),).
     """
@@ -113,3 +121,114 @@ def fits(tree: Tree, shape: Tree) -> bool:
             return False
         place |= dict(zip(children, places, strict=False))
     return True
+
+
+SHAPES = "a shape known before, like Tree.of_branching((2, 2)) or --tree 2,2"
+XP = compat.array_namespace(np.empty(0))
+
+
+def checked(turn: Turn, guess: Any, target: LanguageModel, rule: Rule) -> Proposal:
+    """The guess as a `Proposal`; raises if it breaks a promise of drafters."""
+    if not isinstance(guess, Guess):
+        wrong, cure = "it gave something that is no Guess.", "Return Guess(tokens=[...])."
+        raise UnsupportedError(explain(wrong, f"{guess!r:.60}", cure))
+    size = target.vocab_size
+    tokens = [operator.index(token) for token in guess.tokens]
+    if not tokens:
+        return NOTHING
+    if min(tokens) < 0 or max(tokens) >= size:
+        outside = [token for token in tokens if not 0 <= token < size]
+        wrong = "it proposed tokens that are not in the target's vocabulary."
+        raise UnsupportedError(explain(wrong, outside, f"Ids must lie in 0 .. {size - 1}."))
+    if len(tokens) > turn.budget:
+        wrong = "it proposed more tokens than it was asked for."
+        raise UnsupportedError(explain(wrong, len(tokens), f"At most {turn.budget}."))
+    tree = _checked_tree(turn, guess)
+    if guess.values is not None and len(guess.values) != len(tokens):
+        cure = f"There must be one for each of the {len(tokens)} tokens."
+        raise UnsupportedError(explain("its values do not fit.", len(guess.values), cure))
+    if rule.needs_draft_probs:
+        _check_law(turn, guess, tree, target, rule)
+    values = guess.values and [min(1.0, max(0.0, float(value))) for value in guess.values]
+    return Proposal(tokens, guess.drawn, guess.probs, tree, values, guess.parts)
+
+
+def _checked_tree(turn: Turn, guess: Guess) -> Tree | None:
+    """The shape of a guess, None for a chain; only what the turn allows."""
+    if guess.parents is None:
+        tree = None
+    else:
+        tree = Tree(tuple(guess.parents))
+        if len(tree) != len(guess.tokens):
+            cure = f"There must be one for each of the {len(guess.tokens)} tokens."
+            raise UnsupportedError(explain("its parents do not fit.", len(tree), cure))
+        tree = None if tree.is_chain else tree
+    if tree is not None and turn.is_chain:
+        wrong, cure = "it proposed a tree.", "Only a chain was asked for."
+        raise UnsupportedError(explain(wrong, f"parents {list(tree.parents)}", cure))
+    height = len(guess.tokens) if tree is None else tree.height
+    if height > turn.height:
+        wrong = "it proposed too many tokens after one another."
+        raise UnsupportedError(explain(wrong, height, f"At most {turn.height}."))
+    return tree
+
+
+def _check_law(
+    turn: Turn, guess: Guess, tree: Tree | None, target: LanguageModel, rule: Rule
+) -> None:
+    """Refuse a guess whose law a rule could not divide by."""
+    count, name = len(guess.tokens), rule.name
+    if guess.drawn is Drawn.SHARED:
+        wrong = f"it used the target's noise under the rule {name!r}."
+        raise UnsupportedError(explain(wrong, "shared noise", "Draw with noise of its own."))
+    if guess.drawn is Drawn.PRUNED:
+        wrong = f"it chose its guesses by their tokens under the rule {name!r}."
+        cure = "Decide what to draft before drawing it, or use the rule match."
+        raise UnsupportedError(explain(wrong, "a pruned draft", cure))
+    if guess.drawn is not Drawn.SAMPLED:
+        return
+    shape = None if guess.probs is None else guess.probs.shape
+    expected = (count, target.vocab_size)
+    if shape != expected:
+        wrong = "its probabilities have a wrong shape."
+        raise UnsupportedError(explain(wrong, shape, f"They must be {expected}."))
+    assert guess.probs is not None
+    slots = np.arange(count)
+    rows, tolerance = np.full_like(slots, turn.row), sum_tolerance(guess.probs)
+    check_rows(XP, guess.probs, rows, slots, "its distribution", tolerance)
+    if not (guess.probs[slots, guess.tokens] > 0).all():
+        wrong = "it proposed tokens that its own probabilities call impossible."
+        raise UnsupportedError(
+            explain(wrong, guess.tokens, "Pass the distribution they were drawn from.")
+        )
+    if turn.shape is not None and not fits(tree or Tree.chain(count), turn.shape):
+        wrong = "its tree is not the one it was asked for."
+        received = "a chain" if tree is None else f"parents {list(tree.parents)}"
+        cure = f"A node has the children it has in {list(turn.shape.parents)}, or none."
+        raise UnsupportedError(explain(wrong, received, cure))
+
+
+def check_tree(tree: Any, rule: Rule, target: LanguageModel) -> None:
+    """Refuse a tree that the rule or the target cannot handle."""
+    if tree is None:
+        return
+    cure = "Use a number of nodes from 1 on, a forerun.Tree, or None for chains."
+    if not isinstance(tree, int | Tree):
+        like = "For one child count per level, write forerun.Tree.of_branching((2, 2))."
+        raise wrong_type("tree", tree, f"{cure} {like}")
+    if isinstance(tree, int) and tree < 1:
+        raise InputError(explain("tree is out of range.", tree, cure))
+    if not rule.judges_trees:
+        given = "" if isinstance(tree, Tree) else f"; the last two with {SHAPES}"
+        cure = f"Use match, siblings or traversal{given}; or leave the tree out."
+        raise UnsupportedError(explain("This rule judges chains only.", rule.name, cure))
+    if not rule.needs_draft_probs:
+        return
+    if not isinstance(tree, Tree):
+        wrong = "A rule that needs the draft's distribution cannot judge a tree of any shape."
+        cure = f"Pass {SHAPES}, or use the rule match."
+        raise UnsupportedError(explain(wrong, f"tree={tree} with {rule.name}", cure))
+    if not getattr(target, "scores_trees", False):
+        wrong = f"{target.name} cannot score trees, and a sampled tree may not be cut to a chain."
+        cure = "Leave the tree out, or use the rule match."
+        raise UnsupportedError(explain(wrong, f"a tree with {rule.name}", cure))

@@ -18,7 +18,8 @@ MOST_PLACES = 256
 
 
 class Waiting(Protocol):
-    """A request, or what stands for one: `number` is its own and grows from one to the next."""
+    """A request, or an object that stands for one; its `number` is larger than those of earlier
+    ones."""
 
     @property
     def number(self) -> int: ...
@@ -63,7 +64,7 @@ class Queue(Generic[One]):
         self.row_left(request.owner)
 
     def pop(self) -> One | None:
-        """Give the next request a row; None if nobody waits."""
+        """Take out the request that is next to have a row; None if nobody waits."""
         while self._places:
             place = heappop(self._places)
             priority, _, number, owner = -place[0], *place[1:]
@@ -78,7 +79,7 @@ class Queue(Generic[One]):
         return None
 
     def row_left(self, owner: str) -> None:
-        """An owner has a row less."""
+        """Note that an owner has one row fewer."""
         self._rows[owner] -= 1
         if not self._rows[owner]:
             del self._rows[owner]
@@ -98,13 +99,13 @@ class Queue(Generic[One]):
         return request
 
     def clear(self) -> None:
-        """Forget all who wait."""
+        """Forget all requests that wait."""
         self._waiting.clear()
         self._lines.clear()
         self._places.clear()
 
     def _join(self, request: One) -> OrderedDict[int, One]:
-        """Put a request at the end of its line, which is returned."""
+        """Put a request at the end of its line; returns the line."""
         self._waiting[request.number] = request
         lines = self._lines.setdefault(request.owner, {})
         line = lines.setdefault(request.priority, OrderedDict())
@@ -115,7 +116,7 @@ class Queue(Generic[One]):
         return -priority, self._rows[owner], next(iter(self._lines[owner][priority])), owner
 
     def _place(self, owner: str, priority: int) -> None:
-        """Note the place of a line; one that is empty has none."""
+        """Note the place of a line; an empty line has none."""
         if self._lines[owner][priority]:
             heappush(self._places, self._place_of(owner, priority))
             if len(self._places) > MOST_PLACES + 4 * len(self._waiting):
@@ -126,7 +127,8 @@ class Queue(Generic[One]):
                 del self._lines[owner]
 
     def _forget_old_places(self) -> None:
-        """A queue that is never empty never meets most of the places that have changed."""
+        """Remove outdated places, which a queue that never becomes empty would otherwise keep for
+        ever."""
         lines = ((owner, priority) for owner, by in self._lines.items() for priority in by)
         self._places = [self._place_of(*line) for line in lines]
         heapify(self._places)

@@ -72,7 +72,7 @@ class Request:
 
     @property
     def status(self) -> Status:
-        """Its place on the way from the queue to its end."""
+        """The stage that the request has reached, from the queue to its end."""
         if self.finish_reason is not None:
             return Status.ENDED
         if self.stats.rounds > self.num_rounds_before:
@@ -147,11 +147,11 @@ class Request:
         return len(tokens)
 
     def fail(self, message: str, cause: BaseException) -> None:
-        """The request ends here; what it has so far stays."""
+        """End the request with an error; the text so far stays."""
         self.finish_reason, self.error, self.cause = "error", message, cause
 
     def _ended(self, token: int, stopped: bool) -> str | None:
-        """Why the text ends with this token, if it does."""
+        """The reason why the text ends with this token; None if it goes on."""
         if token in self.endings:
             return "stop"
         if stopped:
@@ -176,7 +176,7 @@ class Request:
 
 
 def report_of(logits: HostArray) -> Report:
-    """What is said of a position with these logits (V,)."""
+    """The log-probabilities reported for a position with these logits (V,)."""
     return lambda token, num_top: token_logprob(token, logits, num_top)
 
 

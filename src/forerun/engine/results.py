@@ -70,26 +70,44 @@ class Stats:
     """
 
     rounds: int = 0
-    num_reused: int = 0  # prompt tokens that were not computed but taken over from another row
-    preemptions: int = 0  # times that it left its row for want of room, and was read again
+    """Rounds that the request took part in."""
+    num_reused: int = 0
+    """Prompt tokens that were not computed but taken over from another row."""
+    preemptions: int = 0
+    """Times that the request left its row for want of room, and was read again."""
     drafted: int = 0
+    """Guesses that were put before the rule."""
     accepted: int = 0
+    """Guesses that were accepted."""
     emitted: int = 0
+    """Tokens of the text."""
     reached_by_position: list[int] = field(default_factory=list)
+    """Times that each position of a draft was reached."""
     accepted_by_position: list[int] = field(default_factory=list)
+    """Times that a guess was accepted at each position of a draft."""
     drafted_by_round: list[int] = field(default_factory=list)
+    """Guesses in each round."""
     accepted_by_round: list[int] = field(default_factory=list)
+    """Accepted guesses in each round."""
     emitted_by_round: list[int] = field(default_factory=list)
+    """Tokens that each round added to the text."""
     seconds_by_round: list[Seconds] = field(default_factory=list)
+    """Wall clock of each round, by stage."""
     seconds: Seconds = field(default_factory=Seconds)
-    compiling: float = 0.0  # seconds beside those: code that rounds needed, once on a machine
-    compared: tuple[float, float] = (0.0, 0.0)  # seconds of plain decoding and of ours
-    num_asked: int = 0  # rounds in which the drafter was asked, under draft_length="auto"
-    why_few: str | None = None  # why few tokens were drafted, under draft_length="auto"
+    """Wall clock of all rounds, by stage."""
+    compiling: float = 0.0
+    """Seconds of compiling beside those, for code that is compiled once on a machine."""
+    compared: tuple[float, float] = (0.0, 0.0)
+    """Seconds of plain decoding, as estimated, and of the rounds that were compared with it."""
+    num_asked: int = 0
+    """Rounds in which the drafter was asked, under draft_length="auto"."""
+    why_few: str | None = None
+    """The reason why few tokens were drafted, under draft_length="auto"."""
     notes: list[str] = field(default_factory=list)
+    """Sentences about options without effect, failures of the drafter, and the like."""
 
     def __repr__(self) -> str:
-        """One line of what counts; the fields have the rest."""
+        """The most important counts in one line; the fields have the rest."""
         notes = f", {len(self.notes)} notes" if self.notes else ""
         return (
             f"Stats({self.emitted} tokens in {self.rounds} rounds, {self.accepted} of "
@@ -123,7 +141,8 @@ class Stats:
         return min(plain / drafted, self.tokens_per_round) if drafted else None
 
     def compare_to_plain(self, plain: float, seconds: float) -> None:
-        """The last round took so many seconds, and one without a draft takes `plain`."""
+        """Note that the last round took this many seconds, and that one without a draft takes
+        `plain`."""
         gained = self.emitted_by_round[-1]
         self.compared = self.compared[0] + gained * plain, self.compared[1] + seconds
 
@@ -219,9 +238,12 @@ class Piece:
     parts: list[tuple[str, Fate]]
     tokens: list[int]
     fates: list[Fate]
-    index: int = 0  # which prompt of the call
-    sample: int = 0  # and which of its n samples
+    index: int = 0
+    """The number of the prompt in the call."""
+    sample: int = 0
+    """The number of the sample of that prompt."""
     finish_reason: str | None = None
+    """The reason why the text ends with this piece; None if it goes on."""
     logprobs: list[TokenLogprob] | None = None
 
     @property

@@ -92,8 +92,9 @@ class Schedule:
             self.waiting.put_back(request)
 
     def make_room(self, send_back: Callable[[int], None]) -> None:
-        """For the next tokens of all requests that have a row.  While there is none, the youngest
-        of the least priority goes back to the queue, to be read again when it has a row."""
+        """Make room for the next tokens of all requests that have a row. While there is none, the
+        youngest request of the lowest priority goes back to the queue; it is read again when it has
+        a row."""
         if not self._seats.is_bounded:
             return
         seated = self._seated
@@ -108,13 +109,13 @@ class Schedule:
                 send_back(seated.pop()[0])
 
     def leave(self, row: int) -> None:
-        """The request of a row is over."""
+        """Note that the request of a row has ended."""
         request = self._seats.leave(row)
         self.waiting.row_left(request.owner)
         self._num_full = 0
 
     def send_back(self, row: int) -> None:
-        """The request of a row waits again, before the others of its owner and priority."""
+        """Let the request of a row wait again, before the others of its owner and priority."""
         self.waiting.put_back(self._seats.leave(row))
         self._num_full = PATIENCE
 

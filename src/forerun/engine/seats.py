@@ -40,7 +40,7 @@ class Seats:
         return len(self._free)
 
     def reserve(self, row: int, length: int) -> bool:
-        """Make room for a text; False where there is none."""
+        """Make room for a text; returns False where there is none."""
         return not self.is_bounded or self._target.reserve(self._state, row, length)
 
     def enter(self, request: Request) -> int | None:
@@ -94,7 +94,8 @@ class Seats:
         return changes
 
     def is_being_read(self, request: Request) -> bool:
-        """Whether a row is on the way to store more of this text than any does now."""
+        """Whether some row is reading this text and will soon store more of it than any row does
+        now."""
         if not self._may_share(request.tokens) or any(
             other is not None and other.status is Status.ANSWERING and not self._state.lengths[row]
             for row, other in enumerate(self.occupants)
@@ -113,7 +114,7 @@ class Seats:
             self._target.rest(self._state, row)
 
     def _change(self, verb: str, *arguments: int) -> None:
-        """Call a method of the model, and remember that."""
+        """Call a method of the model, and record the call."""
         getattr(self._target, verb)(self._state, *arguments)
         self._changes.append(RowChange(verb, arguments))
 

@@ -1,14 +1,15 @@
-"""A plan executed step by step: propose, score, decide, commit.  Any model, any drafter, any rule.
+"""Executors carry out plans: their protocol, and the one that serves any model, drafter and rule.
 
-This is the reference for every other way of executing a round.  A round without a drafter, or with
-a drafter that has nothing to say, is plain decoding: the draft is simply empty.
+The stepwise executor proposes, scores, decides and commits.  It is the reference for every other
+way of executing a round.  A round without a drafter, or with a drafter that has nothing to say, is
+plain decoding: the draft is simply empty.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import array_api_compat as compat
 import numpy as np
@@ -25,6 +26,7 @@ from forerun.models.base import Kept, LanguageModel
 from forerun.noise.race import Key, seed_key
 from forerun.rules.base import Rule, Trial
 from forerun.rules.match import Match
+from forerun.rules.types import DraftLength
 from forerun.trees.tree import Tree
 
 XP = compat.array_namespace(np.empty(0))
@@ -204,7 +206,49 @@ class Stepwise:
 
 
 def _kept(num_fed: int, path: Sequence[int], draft: Proposal) -> Kept:
-    """The part of its feed that a model keeps: text and path; of a chain, the number of tokens."""
+    """The part of its feed that a model keeps: text and a path, or for a chain the number of
+    tokens."""
     if draft.tree is None:
         return num_fed + len(path)
     return [*range(num_fed), *(num_fed + node for node in path)]
+
+
+class Executor(Protocol):
+    """Executes plans on the rows of one target."""
+
+    def execute(self, plan: RoundPlan) -> Decision:
+        """Draft, score and decide; nothing is kept until `commit`."""
+        ...
+
+    def commit(self, plan: RoundPlan, decision: Decision, counts: Sequence[int]) -> None:
+        """Keep what became text: counts[i] tokens of the i-th answer.  Requests hold their new
+        texts by now."""
+        ...
+
+
+class ChooseExecutor(Protocol):
+    """Chooses who executes the plans of one engine."""
+
+    def __call__(
+        self,
+        target: LanguageModel,
+        state: Any,
+        drafting: Drafting,
+        rule: Rule,
+        *,
+        tree: int | Tree | None,
+        draft_length: DraftLength,
+    ) -> Executor: ...
+
+
+def step_by_step(
+    target: LanguageModel,
+    state: Any,
+    drafting: Drafting,
+    rule: Rule,
+    *,
+    tree: int | Tree | None,
+    draft_length: DraftLength,
+) -> Executor:
+    """The executor that serves any model, drafter and rule."""
+    return Stepwise(target, state, drafting, rule)

@@ -23,7 +23,7 @@ class Shared:
 
 @dataclass(frozen=True)
 class Limit:
-    """The number of replicas at which something breaks, and what that is."""
+    """A number of replicas at which something breaks, and a description of what breaks."""
 
     replicas: float
     what: str

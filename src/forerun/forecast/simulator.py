@@ -17,8 +17,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from forerun.base.errors import InputError, explain
-from forerun.base.signatures import shown_by
+from forerun.base.errors import InputError, explain, shown_by
 from forerun.forecast.costs import CostModel, PassCost
 from forerun.theory.arguments import as_count, as_rates
 from forerun.theory.rounds import beta_parameters, conditional_rates

@@ -48,7 +48,7 @@ class Answer(AsyncIterator[Piece]):
 
     @property
     def end(self) -> asyncio.Future[None]:
-        """Done when the request has ended; to be waited for, not to be cancelled."""
+        """Finishes when the request has ended; wait for it, but do not cancel it."""
         return self._end
 
     def take_ready(self) -> list[Piece]:
@@ -61,16 +61,17 @@ class Answer(AsyncIterator[Piece]):
         return pieces
 
     def abort(self) -> bool:
-        """End the request; its row is free in the next round.  False if it has ended already."""
+        """End the request; its row is free in the next round. Returns False if it has already
+        ended."""
         return self._abort(self)
 
     def when_entered(self, listener: Callable[[], None]) -> None:
-        """Have a function called, in the loop, when the request is given a row.  To be said before
-        anything is awaited after `submit`."""
+        """Have a function called, in the event loop, when the request is given a row. Call this
+        before anything is awaited after `submit`."""
         self._on_entry = listener
 
     def enter(self) -> None:
-        """Called in the engine's thread, once."""
+        """Note that the request has been given a row; called once, in the engine's thread."""
         self.has_entered = True
         self._call(self._tell_entry)
 
@@ -79,17 +80,18 @@ class Answer(AsyncIterator[Piece]):
             self._on_entry()
 
     def tell(self, piece: Piece) -> None:
-        """Called in the engine's thread.  Pieces that nobody reads are kept, one for each token at
-        most."""
+        """Pass on a piece; called in the engine's thread. Pieces that nobody reads are kept, at
+        most one for each token."""
         self.num_told += len(piece.tokens)
         self._call(self._pieces.put_nowait, piece)
 
     def finish(self, error: Exception | None) -> None:
-        """Called in the engine's thread, once."""
+        """Pass on the end of the request; called once, in the engine's thread."""
         self._call(self._set_end, error)
 
     def _set_end(self, error: Exception | None) -> None:
-        """Called in the loop: resolve the future of the end, and end the iteration over pieces."""
+        """Resolve the future of the end, and end the iteration over pieces; called in the event
+        loop."""
         if not self._end.done():
             if error is None:
                 self._end.set_result(None)

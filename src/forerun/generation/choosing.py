@@ -84,7 +84,7 @@ def drafters_for(target: LanguageModel, drafters: Drafters) -> dict[str, Drafter
 
 
 def _is_model(given: Any) -> bool:
-    """Whether it is a language model, ours or of transformers, and not a drafter."""
+    """Whether an object is a language model, ours or of transformers, and not a drafter."""
     if isinstance(given, type) or hasattr(given, "propose"):
         return False
     return isinstance(given, LanguageModel) or (hasattr(given, "config") and callable(given))
@@ -95,7 +95,8 @@ def _make(target: LanguageModel, name: str) -> Drafter | None:
 
 
 def idle_options(draft_length: DraftLength, tree: int | Tree | None) -> str | None:
-    """The note about drafting options that have no effect without a drafter."""
+    """A note about drafting options that have no effect without a drafter; None if there are
+    none."""
     idle = ["draft_length"] * (draft_length not in ("auto", 0)) + ["tree"] * (tree is not None)
     return f"no drafter, so {' and '.join(idle)} did nothing" if idle else None
 

@@ -10,8 +10,7 @@ from typing import Any, Generic, Literal, TypeVar, Unpack, overload
 import numpy as np
 
 from forerun import rules
-from forerun.base.errors import GenerationError, InputError, explain, shown
-from forerun.base.signatures import shown_by
+from forerun.base.errors import GenerationError, InputError, explain, shown, shown_by
 from forerun.drafters.base import Drafter
 from forerun.drafters.forced import Forced
 from forerun.engine.answer_options import GREEDY, AnswerOptions, check_choice, check_counts
@@ -151,7 +150,7 @@ def stream(target: Target, prompt: Any, **options: Any) -> Stream[Any]:
 
 
 class Stream(Iterator[Piece], Generic[Results]):
-    """Pieces as they come; dropping or closing it cancels the rest."""
+    """Iterates over pieces as they come; dropping or closing it cancels the rest."""
 
     def __init__(self, run: Run) -> None:
         self._run = run
@@ -209,7 +208,7 @@ def piece_of(request: Request, gained: int) -> Piece:
 
 
 class Run:
-    """A call on its way."""
+    """One call of `generate` or `stream`, while it runs."""
 
     def __init__(
         self,
@@ -309,7 +308,7 @@ def _each(value: Any, count: int, name: str, kind: Any) -> Sequence[Any]:
 
 
 def _outputs(resume: Any, count: int) -> Sequence[Any]:
-    """The output that exists already of each of several prompts; none is given for all of them."""
+    """The output that already exists for each of several prompts; none, or one for every prompt."""
     is_list = isinstance(resume, Sequence) and not isinstance(resume, str)
     if not is_list or len(resume) not in (0, count):
         cure = f"Pass a list of {count} lists of tokens, empty ones included."

@@ -103,8 +103,8 @@ def _checked_output(
     endings: Sequence[int],
     text: TextStream | None,
 ) -> list[int]:
-    """Output that exists already, which becomes the beginning of the text; refuses what is no
-    output of the model, or leaves nothing to generate."""
+    """The output that exists already, with which the text begins; refuses ids that are no output of
+    the model, or leave nothing to generate."""
     is_list = isinstance(given, Sequence) and not isinstance(given, str)
     if not is_list or not all(isinstance(token, int | np.integer) for token in given):
         cure = "Pass output tokens: a list of ids, for several prompts one list for each."
@@ -186,7 +186,7 @@ def _bad_words(sampling: Sampling, model: LanguageModel) -> tuple[tuple[int, ...
 
 
 def check_ids(name: str, ids: Any, model: LanguageModel) -> None:
-    """Refuse what is no list of token ids of the model."""
+    """Refuse anything but a list of token ids of the model."""
     listed: list[Any] = list(ids) if isinstance(ids, Iterable) else [None]
     if not all(isinstance(token, int | np.integer) for token in listed):
         raise wrong_type(name, ids, "Pass token ids, in a list even for one.")
@@ -198,7 +198,7 @@ def check_ids(name: str, ids: Any, model: LanguageModel) -> None:
 
 
 def refuse_processors(sampling: Sampling) -> None:
-    """A processor that runs a model of its own has a cache that cannot be put back."""
+    """Refuse a processor that runs a model of its own, because its cache cannot be rolled back."""
     for processor in sampling.processors:
         if not callable(processor):
             cure = "Pass transformers LogitsProcessor objects."

@@ -96,8 +96,8 @@ def refuses_unknown(
 
 
 def _refusal(function: str, unknown: Mapping[str, Any], known: Sequence[str]) -> InputError:
-    """The error for unknown options: fields of `Sampling` are told as such, names of other
-    libraries in ours, and misspelt ones by the most similar name."""
+    """The error for unknown options. It explains fields of `Sampling`, translates names of other
+    libraries, and suggests the most similar name for misspelt ones."""
     received = ", ".join(f"{name}={_shown(value)}" for name, value in unknown.items())
     samples = unknown.get("do_sample")
     unknown = {name: value for name, value in unknown.items() if name != "do_sample"}

@@ -254,7 +254,7 @@ def check_roles(
 
 
 def roles_of(template: Any) -> list[str]:
-    """The roles that the source of a template compares with; none where it is no text."""
+    """The roles that the source of a template compares with; none where the template is no text."""
     if not isinstance(template, str):
         return []
     compared = " ".join(COMPARED.findall(template))

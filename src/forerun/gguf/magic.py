@@ -47,7 +47,8 @@ def parts_beside(path: Path) -> tuple[Path, ...]:
 
 
 def key_of(paths: Sequence[Path]) -> str:
-    """A digest of the sizes, times and samples of files: they may be moved, but not changed."""
+    """A digest of the sizes, times and samples of files, which stays the same when they are
+    moved."""
     key = sha256()
     for path in paths:
         try:

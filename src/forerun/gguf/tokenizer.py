@@ -86,7 +86,7 @@ def _tokens(file: GgufFile) -> list[str]:
 
 
 def _verbatim(file: GgufFile, *kinds: int) -> list[AddedToken]:
-    """Tokens of these types, which are recognised before a text is split into words."""
+    """The tokens of these types, which are recognised before a text is split into words."""
     tokens = file.fields["tokenizer.ggml.tokens"]
     pairs = zip(tokens, file.numbers("tokenizer.ggml.token_type", len(tokens)), strict=True)
     return [AddedToken(token, normalized=False) for token, kind in pairs if kind in kinds]

@@ -23,7 +23,8 @@ STEPS = (128, 64, 32)  # inputs at a time: the first that divides them spares th
 
 
 class ExpertScratch:
-    """What the kernels of a layer hand to one another, for passes of up to so many tokens."""
+    """Scratch memory between the kernels of a layer with experts, for passes of up to this many
+    tokens."""
 
     def __init__(self, layers: Sequence[Layer], num_tokens: int, like: Any) -> None:
         def empty(*size: int, dtype: Any = torch.int32) -> Any:
@@ -44,7 +45,7 @@ class ExpertScratch:
 
 
 def _step(depth: int) -> int:
-    """Inputs at a time of a product with this many."""
+    """The number of inputs that a product with this many inputs takes at a time."""
     return next((step for step in STEPS if depth % step == 0), STEPS[1])
 
 
@@ -52,8 +53,8 @@ def queue_experts(
     w: Weights, experts: ExpertWeights, num_tokens: int, rows: Any, source: Any, squares: Any,
     scratch: ExpertScratch,
 ) -> None:  # fmt: skip
-    """Queue what the experts of each token make of it: `scratch.outer` (M * chosen, K), to be added
-    up by `scratch.weights`.
+    """Queue the outputs of the experts of each token: `scratch.outer` (M * chosen, K), to be added
+    up with `scratch.weights`.
 
     rows: (M,), negative for padding.  source, squares: the tokens, and their sums of squares.
     """

@@ -50,7 +50,7 @@ def operand(matrix: Any, are_rows_even: bool = True) -> dict[str, Any]:
 
 
 def _arithmetic(matrix: Packed) -> tuple[str, tuple[str, ...]]:
-    """How weights are made of numbers and scales, and the assembly for it."""
+    """How kernels compute weights from numbers and scales, and the assembly for it."""
     is_bfloat = matrix.dtype == torch.bfloat16
     if _has_pairs(matrix.device) and matrix.offsets is None:
         has_zeros = matrix.zeros is not None

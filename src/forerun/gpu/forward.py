@@ -64,7 +64,7 @@ class Cache(NamedTuple):
 
 
 class Scratch:
-    """What is handed from kernel to kernel, for passes of up to so many tokens."""
+    """Memory between the kernels of a pass, for passes of up to this many tokens."""
 
     def __init__(self, weights: Weights, num_tokens: int) -> None:
         def empty(*size: int, dtype: Any = weights.head.dtype) -> Any:
@@ -104,7 +104,8 @@ class AttentionScratch:
 
     @classmethod
     def shared(cls, weights: Weights, longest: int) -> AttentionScratch:
-        """For passes of all shapes with texts up to this length, within a share of the device."""
+        """Scratch memory for passes of all shapes with texts up to this length, within a share of
+        the device."""
         device, most = weights.head.device, MOST_OF_ROUND
         widest = PassShape(most, most, most, 1, num_chunks(longest), branch_width=1)
         num_rows, num_programs = cls._needed(weights, widest)
@@ -120,7 +121,7 @@ class AttentionScratch:
 
     @staticmethod
     def _needed(weights: Weights, shape: PassShape) -> tuple[int, int]:
-        """Rows and counters."""
+        """The numbers of rows and counters that a pass needs."""
         programs = weights.form.num_key_heads * shape.num_segments
         is_cut = shape.num_chunks > 1 and not shape.is_whole
         rows = programs * shape.num_chunks * per_tile(weights, shape.per_segment) if is_cut else 1
@@ -128,7 +129,7 @@ class AttentionScratch:
 
 
 def per_tile(weights: Weights, per_segment: int) -> int:
-    """Rows of attention's tile: the queries of a segment that share a key head, padded."""
+    """The rows of a tile of attention: the queries of a segment that share a key head, padded."""
     return padded_segment(weights, per_segment) * int(triton.next_power_of_2(weights.form.group))
 
 
@@ -138,13 +139,13 @@ def padded_segment(weights: Weights, per_segment: int) -> int:
 
 
 def turns_apart(form: Form) -> bool:
-    """Whether queries and keys are turned by a kernel of their own, which sees whole heads."""
+    """Whether queries and keys are rotated by a separate kernel, which sees whole heads."""
     return form.head_norms != "" or form.is_turned_in_part
 
 
 @cache
 def has_bulk_copies(device: Any) -> bool:
-    """Whether it has an engine that copies tiles to shared memory."""
+    """Whether a device has an engine that copies tiles to shared memory."""
     return device.type == "cuda" and bool(torch.cuda.get_device_capability(device) >= (9, 0))
 
 
@@ -200,15 +201,15 @@ def written_out(matrix: Any, num_tokens: int, room: Any) -> Any:
 
 
 def launch_of(matrix: Any, stored: Any) -> dict[str, Any]:
-    """Launch options of a product with a matrix: it asks for its weights while the kernel before it
-    ends, unless that one writes them out."""
+    """Launch options of a product with a matrix: it loads its weights while the kernel before it
+    ends, unless that kernel writes them out."""
     options = dependent_launch(matrix.device)
     return options if matrix is stored else dict.fromkeys(options, False)
 
 
 @cache
 def shared_memory(device: Any) -> int:
-    """Bytes of it that the tiles of a program may take."""
+    """The bytes of shared memory that the tiles of a program may take."""
     if device.type != "cuda":
         return LARGE
     properties = torch.cuda.get_device_properties(device)
@@ -315,7 +316,7 @@ class Kernels:
                            made.weights, layer.experts.form.chosen)  # fmt: skip
 
     def _open(self, layer: Layer, source: Any, squares: Any) -> None:
-        """The activated gate and up of the MLP, to `scratch.inner`."""
+        """Queue the activated gate and up of the MLP, to `scratch.inner`."""
         w, scratch, m = self._weights, self._scratch, self._shape.num_tokens
         inner, (alpha, limit) = layer.down.shape[1], w.form.clamp
         matrix = written_out(layer.gate_up, m, scratch.matrix)
@@ -334,8 +335,8 @@ class Kernels:
         self, kernel: str, source: Any, matrix: Any, bias: Any, residual: Any, after: Any,
         norm: Any, result: Any,
     ) -> None:  # fmt: skip
-        """What a product adds to the residual stream; where it is normed before, by a second
-        kernel."""
+        """Queue the addition of a product to the residual stream, by a second kernel where the
+        product is normed first."""
         form, scratch, m = self._weights.form, self._scratch, self._shape.num_tokens
         gain, unit = form.residual_scale, form.family.unit
         if after is None:
@@ -358,7 +359,7 @@ class Kernels:
         )  # fmt: skip
 
     def _attend(self, number: int) -> None:
-        """Averages of the values, to `scratch.mixed`."""
+        """Queue the averages of the values, to `scratch.mixed`."""
         w, shape, inputs, attention = self._weights, self._shape, self._inputs, self._attention
         scratch, form = self._scratch, w.form
         keys, values = self._cache.keys[number], self._cache.values[number]
@@ -394,7 +395,7 @@ class Kernels:
         )  # fmt: skip
 
     def project(self, number: int, source: Any, squares: Any) -> None:
-        """Queries, keys and values of a layer; keys and values to the cache."""
+        """Queue the queries, keys and values of a layer; keys and values go to the cache."""
         w, inputs, cache, scratch = self._weights, self._inputs, self._cache, self._scratch
         form, layer, m = w.form, w.layers[number], self._shape.num_tokens
         keys, values = cache.keys[number], cache.values[number]

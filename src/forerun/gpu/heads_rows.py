@@ -17,7 +17,7 @@ Entry = tuple[int, int, int]
 
 
 class HeadsRows:
-    """Rows numbered like those of the target.
+    """Rows of a drafting network, numbered like those of the target.
 
     lengths: entries per row: of the first tokens of a text, each with the token after it.
     """
@@ -29,12 +29,13 @@ class HeadsRows:
         self.lengths = [0] * num_rows
 
     def hear(self, inputs: Inputs, states: Any) -> None:
-        """Keep the features of a pass of the target, whose hidden states (M, F) these are."""
+        """Keep the features of a pass of the target, which are computed from its hidden states (M,
+        F)."""
         self.storage.fuse(states, inputs.shape.num_tokens)
         self.storage.keep(inputs)
 
     def extend(self, entries: Sequence[Entry]) -> None:
-        """Compute the keys and values of entries whose features are kept."""
+        """Compute the keys and values of entries whose features are stored."""
         for begin in range(0, len(entries), MOST_TOKENS):
             part = entries[begin : begin + MOST_TOKENS]
             size = 1 << (len(part) - 1).bit_length()
@@ -52,7 +53,8 @@ class HeadsRows:
         self.lengths[row] = 0
 
     def move(self, sources: tuple[Any, Any], targets: tuple[Any, Any]) -> None:
-        """The target keeps a path of a tree: from pages and slots (M,) to others."""
+        """Copy features from these pages and slots, (M,) each, to others, as the target moves a
+        kept path of a tree."""
         features = self.storage.features
         features[targets] = features[sources]
 

@@ -24,7 +24,7 @@ from forerun.models.families import Family, Form
 
 
 class HeadsStorage(Storage):
-    """Rows of one network, which have the pages of their target's.
+    """Memory for the rows of one network, which use the same pages as the target's.
 
     features: (pages, slots of a page, D), of every token that the target has processed.
     columns: (Vd,), the target's id of each token of the network.
@@ -65,18 +65,19 @@ class HeadsStorage(Storage):
 
     @property
     def kept(self) -> dict[str, Any]:
-        """Where features are kept, for kernels."""
+        """The addresses of the stored features, for kernels."""
         table = self.pages.table
         return {"features": self.features, "pages": table, "width": table.shape[1],
                 "PAGE": self.pages.size}  # fmt: skip
 
     @property
     def wide(self) -> dict[str, int]:
-        """Sizes that kernels are compiled for."""
+        """The sizes that kernels are compiled for."""
         return {"K": self.weights.hidden, "KP": int(triton.next_power_of_2(self.weights.hidden))}
 
     def logits(self, use: str, count: int) -> Any:
-        """Room for rows of logits over the target's vocabulary: -inf where the network has none."""
+        """Allocate rows of logits over the target's vocabulary, which stay -inf for tokens that the
+        network does not have."""
         key = use, 1 << max(count - 1, 0).bit_length()
         if key not in self._logits:
             size = key[1], self.vocab_size
@@ -84,11 +85,12 @@ class HeadsStorage(Storage):
         return self._logits[key][:count]
 
     def narrow_logits(self, count: int) -> Any:
-        """Room for rows of logits over the network's own vocabulary, (count, Vd)."""
+        """Allocate rows of logits over the network's own vocabulary, (count, Vd)."""
         return super().logits("narrow", count)
 
     def fuse(self, states: Any, num_tokens: int) -> None:
-        """Queue the features of hidden states (M, F), which go to `fused` (M, D)."""
+        """Queue the computation of features from hidden states (M, F); they go to `fused` (M,
+        D)."""
         network, eps = self.network, self.weights.eps
         num_layers = len(network.design.layers)
         norm_states[(num_tokens, num_layers)](
@@ -100,8 +102,7 @@ class HeadsStorage(Storage):
             self.fused, self.scratch)  # fmt: skip
 
     def keep(self, inputs: Inputs, first: int = 0) -> None:
-        """Queue the way of new features, from a first token on, to where those of their rows are
-        kept."""
+        """Queue the copy of new features, from a first token on, to the places of their rows."""
         count = inputs.shape.num_tokens - first
         keep_features[(count,)](
             self.fused[first:], inputs.rows[first:], inputs.slots[first:], num_warps=4,
@@ -109,14 +110,14 @@ class HeadsStorage(Storage):
         )  # fmt: skip
 
     def project(self, inputs: Inputs, num_tokens: int) -> None:
-        """Queue the keys and values of the first entries, whose inputs are joined."""
+        """Queue the keys and values of the first entries, whose inputs are already joined."""
         kernels = self._kernels(inputs, inputs.shape._replace(num_tokens=num_tokens))
         kernels.project(0, self.joined, self.scratch.no_squares)
 
     def _kernels(
         self, inputs: Inputs, shape: PassShape, attention: AttentionScratch | None = None
     ) -> Kernels:
-        """Inputs are written by the kernel before."""
+        """The kernels of a pass whose inputs are written by the kernel before it."""
         return Kernels(
             self.weights, shape, inputs, self.cache, self.scratch, attention, early=False
         )
@@ -135,7 +136,7 @@ class HeadsStorage(Storage):
 
 
 def _weights(network: Network, embedding: Any) -> Weights:
-    """The network as a model of one layer."""
+    """The network as the weights of a model with one layer."""
     design = network.design
     layer = Layer(
         qkv=network.qkv.weight.data,

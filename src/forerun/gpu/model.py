@@ -21,6 +21,7 @@ from forerun.gpu.weights import Weights, places, take, unfit
 from forerun.models.base import (
     GpuPass,
     Kept,
+    NotPickled,
     Parents,
     check_copy,
     check_layers,
@@ -31,7 +32,6 @@ from forerun.models.base import (
 from forerun.models.families import rotary_of
 from forerun.models.first_layers import FirstLayers, check_depth
 from forerun.models.huggingface import HuggingFaceModel
-from forerun.models.pickling import NotPickled
 from forerun.models.rounded import Bits
 from forerun.models.trial_results import LOCK, Findings, findings_of
 
@@ -89,16 +89,15 @@ class GpuModel(NotPickled, GpuPass):
         self.compute_dtype = str(model.dtype).removeprefix("torch.")
 
     def on_trial(self, num_pages: int = TRIAL_PAGES) -> GpuModel:
-        """The same model with a few pages of its own: the pool that stays is made when all models
-        are there that share the device."""
+        """The same model with a few pages of its own. The final pool is made only when all models
+        that share the device are there."""
         other, weights = copy(self), self._weights
         small = _pool(self.model, weights, num_pages)
         other._pass = DevicePass(weights, self._pass.places, small)
         return other
 
     def expect_rows(self, memory: float | int | None) -> None:
-        """The model will be used.  memory: of the device that this process may fill, weights
-        included: a share, or bytes; None: what is kept for keys and values is left to us."""
+        """Announce that the model will be used."""
         self._pass.pool.start(memory)
 
     def __repr__(self) -> str:
@@ -110,17 +109,17 @@ class GpuModel(NotPickled, GpuPass):
 
     @property
     def identity(self) -> Findings:
-        """The key of what is learned about the model; equal for wrappers of one model."""
+        """The key of what is learned about the model; it is equal for wrappers of one model."""
         return self.findings
 
     @property
     def pass_name(self) -> str:
-        """Which pass runs, for people to read."""
+        """A description of the pass that runs."""
         return f"lean GPU pass, {self.compute_dtype}, {self.device}"
 
     @property
     def num_tokens_free(self) -> int | None:
-        """Tokens whose keys and values there is room for."""
+        """The number of tokens whose keys and values still have room."""
         if self.device.type != "cuda":
             return None
         return self._pass.pool.num_unused * self._pass.pool.size
@@ -155,7 +154,7 @@ class GpuModel(NotPickled, GpuPass):
 
     @inference
     def fresh(self, text: Sequence[int]) -> Any:
-        """Logits (V,) after a text from scratch, from transformers, whose weights these are."""
+        """Logits (V,) after a text, computed from scratch by transformers with the same weights."""
         ids = torch.tensor([list(text)], device=self.device)
         return self.model(input_ids=ids, use_cache=False, logits_to_keep=1).logits[0, -1].float()
 
@@ -191,7 +190,7 @@ class GpuModel(NotPickled, GpuPass):
 
     @inference
     def watch(self, state: GpuRows, layers: Sequence[int]) -> None:
-        """Keep hidden states of what is scored from now on; 0 is the embedding."""
+        """Keep hidden states of everything that is scored from now on; 0 is the embedding."""
         check_layers(layers, self.num_layers)
         state.watch(layers)
 
@@ -200,7 +199,8 @@ class GpuModel(NotPickled, GpuPass):
         return state.kept[row]
 
     def first_layers(self, state: GpuRows, num_layers: int) -> FirstLayers:
-        """The first layers under the model's own head, scoring on these very rows."""
+        """A model of the first layers under the model's own head, which scores on the given
+        rows."""
         check_depth(self.name, self.num_layers, num_layers)
         return FirstLayers(self, num_layers, state, state.shallow(num_layers))
 
@@ -211,7 +211,7 @@ class GpuModel(NotPickled, GpuPass):
 
     @property
     def decides_on_device(self) -> bool:
-        """Whether its logits can be judged where they are."""
+        """Whether its logits can be judged on the device that computed them."""
         return True
 
     def rounded(self, bits: Bits) -> HuggingFaceModel:
@@ -219,7 +219,7 @@ class GpuModel(NotPickled, GpuPass):
         return HuggingFaceModel(self.model, self.tokenizer).rounded(bits)
 
     def _storage(self, num_rows: int) -> Storage:
-        """That of an engine that is gone, with what it captured, or a new one."""
+        """The storage of an engine that is gone, with its captured passes, or a new one."""
         with LOCK:
             for storage in reversed(self._pass.idle):
                 if storage.pages.num_rows >= num_rows:
@@ -251,6 +251,6 @@ def _angles(frequencies: Any, factors: list[float], slots: int) -> tuple[Any, An
 
 
 def _keep(idle: list[Storage], storage: Storage) -> None:
-    """The rows of an engine are gone: the next one may have its storage."""
+    """Keep the storage of an engine whose rows are gone, for the next engine."""
     storage.pages.clear()
     idle.append(storage)  # without a lock: this may run wherever garbage is collected

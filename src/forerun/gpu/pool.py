@@ -45,7 +45,7 @@ _STARTED: WeakSet[Pool] = WeakSet()
 
 
 class DeviceMemoryError(ForerunError, MemoryError):
-    """The device has no room for the keys and values that were asked for."""
+    """The device has no room for the keys and values that were requested."""
 
 
 class Paged:
@@ -113,7 +113,7 @@ class Pool:
 
     @property
     def page_bytes(self) -> int:
-        """Of all tensors that have these pages."""
+        """The bytes of a page in all tensors together."""
         return sum(part.page_bytes for part in (self._own, *self._others.values()))
 
     @property
@@ -128,14 +128,14 @@ class Pool:
         return (*self._own.tensors, *self._angles)
 
     def start(self, memory: float | int | None = None) -> None:
-        """Rows will need the pool."""
+        """Announce that rows will need the pool."""
         with LOCK:
             if not self.num_pages and self._given is None:
                 self.memory = self.memory if memory is None else memory
                 _STARTED.add(self)
 
     def part(self, owner: Any, sizes: Sequence[tuple[int, ...]]) -> Paged:
-        """Other tensors with these pages, which live as long as their owner."""
+        """Further tensors with the same pages, which live as long as their owner."""
         with LOCK:
             if owner not in self._others:
                 part = Paged(sizes, self._like)
@@ -145,7 +145,8 @@ class Pool:
             return self._others[owner]
 
     def make(self) -> None:
-        """Make all pools that were started on this device, unless this one was made."""
+        """Allocate the pages of this pool, and those of the other pools that were started on this
+        device, unless this one has its pages already."""
         with LOCK:
             if self.num_pages:
                 return
@@ -174,7 +175,7 @@ class Pool:
                 _STARTED.discard(pool)
 
     def _make(self, num_pages: int) -> None:
-        """With so many pages, or as many as all rows of an engine can have."""
+        """Allocate this many pages, or as many as all rows of an engine can have."""
         num_pages = min(num_pages, 1 + MOST_ROWS * self.longest // self.size)
         parts = [self._own, *self._others.values()]
         try:
@@ -190,7 +191,7 @@ class Pool:
         self.num_pages = num_pages
 
     def rest(self, pages: DevicePages, row: int, rows: Any) -> None:
-        """Rows of an engine: one of them may be released when a page is needed."""
+        """Note that a row of an engine rests: it may be released when a page is needed."""
         self._resting[pages, row] = ref(rows)
 
     def rests(self, pages: DevicePages, row: int) -> bool:
@@ -200,7 +201,7 @@ class Pool:
         self._resting.pop((pages, row), None)
 
     def free(self, count: int) -> bool:
-        """Release rows that rest until so many pages are free; whether there are."""
+        """Release resting rows until this many pages are free; returns whether there are enough."""
         while self.num_unused < count and self._resting:
             key = next(iter(self._resting))
             rows = self._resting.pop(key)()
@@ -292,7 +293,7 @@ class DevicePages(RowPages[Page]):
         return len(self._rows)
 
     def rest(self, row: int, rows: Any) -> None:
-        """A row of these rows keeps its pages until they are needed."""
+        """Note that a row keeps its pages only until they are needed."""
         with LOCK:
             self.pool.rest(self, row, rows)
 
@@ -343,7 +344,7 @@ class DevicePages(RowPages[Page]):
 
 
 def no_memory(num_pages: int, page_bytes: int, device: Any) -> DeviceMemoryError:
-    """What to say where a pool cannot be made."""
+    """The error for a pool that cannot be made."""
     wrong = f"Keys and values of {num_pages * shapes.CHUNK} tokens do not fit the device."
     free = torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else 0
     received = f"{num_pages * page_bytes / 2**30:.1f} GiB, of {free / 2**30:.1f} GiB free"

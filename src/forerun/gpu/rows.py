@@ -103,16 +103,17 @@ class GpuRows(PathRows):
             self._pass(some, None)
 
     def hear(self, row: int, states: Any) -> None:
-        """Keep the states of what was fed since the last commit, and those (N, F) of the tokens
-        that a captured round has processed after it."""
+        """Keep the states of the tokens fed since the last commit, and the states (N, F) of the
+        tokens that a captured round has processed after them."""
         if self._history is not None:
             self.kept[row] = self._history.add(row, torch.cat([self._seen[row], states]))
             self.forget(row)
 
     def put_aside(self, row: int, *, is_answered: bool) -> None:
-        """Keep the states of what was fed since the last commit, for the next who asks.
+        """Keep the states of the tokens fed since the last commit, for the next reader.
 
-        is_answered: a captured round has gone on from there, whose states stay on the device."""
+        is_answered: a captured round has gone on from there, whose states stay on the device.
+        """
         if self._history is None:
             return
         if self._seen[row] is not None and len(self._seen[row]):
@@ -134,14 +135,15 @@ class GpuRows(PathRows):
             return super().truncate(row, length)
 
     def watch(self, layers: Sequence[int]) -> None:
-        """Keep states from now on; what was scored unwatched cannot be built on."""
+        """Keep states from now on; tokens that were scored before that have to be scored again."""
         self.storage.watch(tuple(layers))
         self._history = History(self.lengths, torch.cat)
         for row in range(len(self.lengths)):
             self.forget(row)
 
     def shallow(self, num_layers: int) -> GpuRows:
-        """The same lengths and keys under the first layers alone, with scores of its own."""
+        """Rows with the same lengths and keys for the first layers alone, which have scores of
+        their own."""
         other = copy(self)
         other._fed, other._history = [Feed()] * len(self.lengths), None
         other._num_layers, other.listener = num_layers, None
@@ -178,7 +180,7 @@ class GpuRows(PathRows):
         self.storage.pages.cut(row, length)
 
     def _pass(self, lines: Sequence[Line], logits: Any) -> None:
-        """Fill in the logits that some lines ask for, and note the states of all."""
+        """Compute the logits that some lines ask for, and note the states of all lines."""
         asking = [index for index, line in enumerate(lines) if line.place >= 0]
         shape = shape_of(lines, len(asking))._replace(num_layers=self._num_layers)
         captured = self.storage.captured(shape)
@@ -197,7 +199,7 @@ class GpuRows(PathRows):
             self.listener.hear(captured.inputs, self.storage.watched)
 
     def _see(self, lines: Sequence[Line]) -> None:
-        """Put the states of a pass behind those of the tokens it built on."""
+        """Append the states of a pass to those of the tokens before it."""
         begin = 0
         for end in range(1, len(lines) + 1):
             if end == len(lines) or lines[end].row != lines[begin].row:
@@ -233,7 +235,7 @@ def _lines(
 
 
 def _passes(lines: Sequence[Line]) -> list[Sequence[Line]]:
-    """All tokens in as many passes as they need."""
+    """Divide all tokens into as many passes as they need."""
     parts, begin, asking = [], 0, 0
     for index, line in enumerate(lines):
         asking += line.place >= 0
@@ -258,8 +260,8 @@ def shape_of(lines: Sequence[Line], num_logits: int) -> PassShape:
 
 
 def segments_of(lines: Sequence[Line]) -> list[tuple[int, int]]:
-    """First token and number of tokens of each segment: text of one row.  With a tree in the pass,
-    every token is a segment of its own."""
+    """The first token and the number of tokens of each segment, which is text of one row. With a
+    tree in the pass, every token is a segment of its own."""
     most = 1 if any(line.branch for line in lines) else PER_SEGMENT
     segments: list[tuple[int, int]] = []
     for index, line in enumerate(lines):

@@ -33,8 +33,8 @@ class PassShape(NamedTuple):
 
     @property
     def is_whole(self) -> bool:
-        """Whether a program attends to all chunks of a segment: there are programs enough to fill
-        the device, and none with much more to do than the others."""
+        """Whether one program attends to all chunks of a segment. This needs enough programs to
+        fill the device, none of which has much more to do than the others."""
         is_prompt = self.num_tokens > NARROW and self.num_tokens >= WHOLE * self.num_segments
         is_short = self.num_segments >= MANY_SEGMENTS and self.num_chunks <= FEW_CHUNKS
         return (is_prompt or is_short or self.has_block) and not self.branch_width
@@ -42,7 +42,8 @@ class PassShape(NamedTuple):
 
 @dataclass
 class Inputs:
-    """What a pass is fed, as views of one tensor of 32-bit integers, so that one copy fills it."""
+    """The inputs of a pass, as views of one tensor of 32-bit integers, so that one copy fills them
+    all."""
 
     shape: PassShape
     packed: Any
@@ -98,12 +99,12 @@ class Inputs:
 
 
 def padded_pass(count: int) -> int:
-    """Tokens of the captured pass for so many."""
+    """The number of tokens of the captured pass that is used for this many."""
     if count > NARROW:
         return -(-count // NARROW) * NARROW
     return int(triton.next_power_of_2(count))
 
 
 def num_chunks(length: int) -> int:
-    """Chunks of attention for texts of this length, in buckets."""
+    """The number of chunks of attention for texts of this length, rounded up to a bucket."""
     return int(triton.next_power_of_2(max(1, -(-length // CHUNK))))

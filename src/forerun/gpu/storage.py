@@ -23,16 +23,16 @@ MOST_CAPTURED = 256
 
 
 class Recent(OrderedDict[Any, Any]):
-    """What was used last, of one kind."""
+    """The values of one kind that were used last."""
 
     def recall(self, key: Any) -> Any:
-        """The value, or None; it counts as used."""
+        """The value of a key, or None; it then counts as used."""
         if key in self:
             self.move_to_end(key)
         return self.get(key)
 
     def keep(self, key: Any, value: Any) -> None:
-        """Keep a value in place of the one that was used longest ago, if there are many."""
+        """Keep a value; if there are too many, the least recently used one is dropped."""
         self[key] = value
         self.move_to_end(key)
         if len(self) > MOST_CAPTURED:
@@ -60,7 +60,8 @@ class CapturedPass:
         )  # fmt: skip
 
     def run(self) -> Any:
-        """The pass over what stands in `inputs`; logits (num_logits, V), until the next pass."""
+        """Run the pass on `inputs`; returns logits (num_logits, V), which the next pass
+        overwrites."""
         self._num_runs += 1
         if self._num_runs == 2 and self.inputs.packed.is_cuda:  # the first has compiled the kernels
             self._graph, _ = captured(self.queue, self.inputs.packed.device)
@@ -72,10 +73,10 @@ class CapturedPass:
 
 
 class Storage:
-    """Room for the rows of one engine at a time."""
+    """The device memory of the rows of one engine at a time."""
 
     def __init__(self, weights: Weights, pages: DevicePages, owner: Any) -> None:
-        """owner: what is gone when nobody can use the storage any more."""
+        """owner: nobody can use the storage any more once this object is gone."""
         self.weights, self.pages, self._owner = weights, pages, ref(owner)
         self.num_bytes = weights.num_bytes  # read in a pass
         # Made before the pool, which is given what they leave.
@@ -124,7 +125,7 @@ class Storage:
         return self._owner() is not None
 
     def forget_drafters(self) -> None:
-        """Rounds that hold the keys of a drafter which is gone let go of them."""
+        """Let captured rounds drop the keys of drafters that are gone."""
         if self.heads is not None and not self.heads.is_used:
             self.heads = None
         for shape, made in [*self.rounds.items()]:
@@ -132,7 +133,7 @@ class Storage:
                 del self.rounds[shape]
 
     def watch(self, layers: tuple[int, ...]) -> None:
-        """Keep hidden states of the layers; passes captured for others do not."""
+        """Keep hidden states of these layers, and drop passes that were captured for others."""
         if layers not in self._states:
             width = len(layers) * self.weights.hidden
             self._states[layers] = self.scratch.x.new_empty((MOST_TOKENS, width))

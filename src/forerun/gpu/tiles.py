@@ -19,7 +19,7 @@ FEWEST_STAGES = 3
 
 
 class Tile(NamedTuple):
-    """Output columns per program, in steps of so many inputs, for so many tokens."""
+    """The output columns of a program, the inputs it takes per step, and the tokens."""
 
     columns: int
     depth: int
@@ -28,7 +28,7 @@ class Tile(NamedTuple):
     rows: int = 0  # tokens per program; 0: all of the pass
 
     def grid(self, num_tokens: int, num_outputs: int) -> tuple[int, int]:
-        """Programs of a product; tiles of tokens that share weights stand side by side."""
+        """The programs of a product; tiles of tokens that share weights are neighbours."""
         return -(-num_tokens // self.rows), -(-num_outputs // self.columns)
 
 
@@ -150,7 +150,8 @@ def packed_tile(
     num_columns: int | None = None,
     num_outputs: int | None = None,
 ) -> Tile:
-    """The same for a matrix of such numbers, in parts of so many inputs."""
+    """The tile of a product with a packed matrix of such numbers, with parts of this many
+    inputs."""
     table = PACKED_TILES[8 if about.bits == 8 else 4][kernel]
     most = min((most for most in table if most >= num_tokens), default=max(table))
     rows = padded(min(num_tokens, most))
@@ -172,14 +173,14 @@ def packed_tile(
 
 
 def padded(num_tokens: int) -> int:
-    """Rows of a tile of so many tokens."""
+    """The rows of a tile for this many tokens."""
     return max(FEWEST_ROWS, 1 << (num_tokens - 1).bit_length())
 
 
 def _narrowed(
     made: Tile, num_tokens: int, num_columns: int | None, num_outputs: int | None
 ) -> Tile:
-    """A tile with other columns, or with fewer where it would make few programs."""
+    """A tile with another number of columns, or with fewer where it would give few programs."""
     if num_columns is not None:
         made = made._replace(columns=num_columns)
     while num_outputs and num_tokens <= MOST_NARROWED and made.columns > NARROWEST:

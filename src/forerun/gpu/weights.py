@@ -71,13 +71,14 @@ class ExpertWeights(NamedTuple):
 
     @property
     def num_bytes(self) -> int:
-        """Read for one token."""
+        """The bytes that are read for one token."""
         one = (self.gate_up[0].numel() + self.down[0].numel()) * self.form.chosen
         return int((one + self.router.numel()) * self.down.element_size())
 
 
 class Layer(NamedTuple):
-    """One layer; matrices are (out, in).  What a layer has not is None."""
+    """The weights of one layer; matrices are (out, in). Parts that the layer does not have are
+    None."""
 
     qkv: Any  # or three, of queries, keys and values, where they are stored in several formats
     out: Any
@@ -97,7 +98,7 @@ class Layer(NamedTuple):
 
 
 class Weights(NamedTuple):
-    """A whole model."""
+    """The weights of a whole model."""
 
     layers: tuple[Layer, ...]
     embedding: Any  # (V, K)
@@ -117,18 +118,19 @@ class Weights(NamedTuple):
 
     @property
     def eps(self) -> float:
-        """What norms add to a mean of squares."""
+        """The number that norms add to a mean of squares."""
         return self.form.eps
 
     @property
     def num_bytes(self) -> int:
-        """Read in a pass of one token: all but the embedding and experts that it does not ask."""
+        """The bytes that a pass of one token reads: everything but the embedding and the experts
+        that it does not use."""
         experts = [layer.experts.num_bytes for layer in self.layers if layer.experts is not None]
         return sum(map(bytes_of, [*self._matrices, self.head])) + sum(experts)
 
     @property
     def largest_packed(self) -> int:
-        """Weights of the largest matrix of few bits in a layer; 0 if there is none."""
+        """The number of weights in the largest few-bit matrix of a layer; 0 if there is none."""
         packed = [matrix.shape for matrix in self._matrices if isinstance(matrix, Packed)]
         return max((rows * depth for rows, depth in packed), default=0)
 
@@ -140,7 +142,7 @@ class Weights(NamedTuple):
 
 
 def unfit(model: Any) -> str:
-    """Why the pass would not compute what this model computes; empty if it would."""
+    """The reason why the pass would not compute what this model computes; empty if it would."""
     kinds = {parameter.dtype for parameter in model.parameters()}
     places = {parameter.device for parameter in model.parameters()}
     if len(kinds) > 1 or kinds - {torch.bfloat16, torch.float16}:
@@ -157,13 +159,13 @@ def unfit(model: Any) -> str:
 
 
 def take(model: Any) -> Weights:
-    """The weights of a model that fits."""
+    """The weights of a model that fits the pass."""
     with torch.inference_mode(False), torch.no_grad():  # the model may be trained afterwards
         return _take(model)
 
 
 def places(model: Any) -> tuple[int, ...]:
-    """Where the parameters of a model lie: other places are other weights."""
+    """The addresses of a model's parameters; if they change, so have the weights."""
     found = [parameter.data_ptr() for parameter in model.parameters()]
     packed = (module.matrix for module in model.modules() if isinstance(module, PackedLinear))
     return (*found, *(matrix.words.data_ptr() for matrix in packed))
@@ -211,13 +213,14 @@ def _experts(mlp: Any, form: Experts) -> ExpertWeights:
 
 
 def _whole(parameter: Any) -> Any:
-    """A parameter's weights, side by side."""
+    """Tensors of a parameter, joined side by side."""
     parameter.data = parameter.data.contiguous()
     return parameter.data
 
 
 def _turned(parameter: Any) -> Any:
-    """A parameter (E, in, out) as (E, out, in), of which it becomes a view."""
+    """A parameter (E, in, out) transposed to (E, out, in); the parameter becomes a view of the
+    result."""
     whole = parameter.data.transpose(1, 2).contiguous()
     parameter.data = whole.transpose(1, 2)
     return whole
@@ -247,7 +250,7 @@ def _matrix(layers: Sequence[Any]) -> Any:
 
 
 def _fused(parameters: Sequence[Any]) -> Any:
-    """Several parameters as one tensor along their first axis, of which they become views."""
+    """Several parameters joined along their first axis; they become views of the result."""
     parts = [parameter.data for parameter in parameters]
     sizes = [len(part) for part in parts]
     ends = [part.data_ptr() + part.numel() * part.element_size() for part in parts]

@@ -46,7 +46,7 @@ def block_size(num_tokens: int, num_lanes: int) -> int:
 
 
 def count(parts: Sequence[Part]) -> int:
-    """Tokens of all parts."""
+    """The number of tokens of all parts."""
     return sum(len(tokens) for _, _, tokens in parts)
 
 
@@ -55,8 +55,8 @@ def num_segments(size: int) -> int:
 
 
 def fitting(parts: Sequence[Part], size: int) -> tuple[list[Part], list[Part]]:
-    """The parts for a block of this size, and what has to be read before: of a part that does not
-    fit, the beginning."""
+    """The parts that fit a block of this size, and the tokens that have to be read before: the
+    beginning of a part that does not fit."""
     inside, before, segments = [], [], num_segments(size)
     for row, first, tokens in parts:
         room = min(size, segments * PER_SEGMENT)
@@ -71,7 +71,8 @@ def fitting(parts: Sequence[Part], size: int) -> tuple[list[Part], list[Part]]:
 
 
 class Block:
-    """A block of a captured round, behind the first tokens and segments of a pass."""
+    """The prompt tokens in the pass of a captured round, behind the tokens and segments of its
+    lanes."""
 
     def __init__(self, size: int, inputs: Inputs, num_tokens: int, num_lanes: int) -> None:
         self._first, count = num_tokens, num_segments(size)
@@ -89,7 +90,7 @@ class Block:
         ]
 
     def put(self, parts: Sequence[Part]) -> None:
-        """Set what the next round reads, in one copy."""
+        """Set the tokens that the next round reads, in one copy."""
         size, at = self._size, 0
         packed = np.zeros(self._packed.shape[0], np.int32)
         packed[size : 2 * size] = -1

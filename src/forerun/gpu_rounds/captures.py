@@ -87,12 +87,12 @@ class Captures:
         return sizes
 
     def size(self, num_requests: int) -> int:
-        """The lanes of a round of so many requests."""
+        """The number of lanes of a round for this many requests."""
         usable = self._warm or self.sizes
         return min((size for size in usable if size >= num_requests), default=self._top)
 
     def lengths(self, size: int) -> list[int]:
-        """Draft lengths of rounds of so many lanes, rising from 0."""
+        """The draft lengths of rounds with this many lanes, rising from 0."""
         most = MOST_OF_ROUND // size - 1
         if size in self._warm:
             return self._warm[size]
@@ -103,7 +103,7 @@ class Captures:
         return sorted({0, min(self._draft_length, LONGEST, most)})
 
     def length(self, size: int, asked: Sequence[int]) -> int:
-        """The length of a round in which drafts of these lengths are asked for."""
+        """The draft length of a round whose requests ask for drafts of these lengths."""
         lengths, most = self.lengths(size), max(asked, default=0)
         return min((length for length in lengths if length >= most), default=lengths[-1])
 
@@ -113,7 +113,7 @@ class Captures:
         return size * (1 + (len(self.tree) if self.tree and length else length))
 
     def num_chunks(self, longest: int) -> int:
-        """Chunks of attention for texts of this length."""
+        """The number of chunks of attention for texts of this length."""
         usual = max(self._state.capacity or SHORT, FEW_TOKENS // len(self._state.lengths))
         return num_chunks(max(longest, min(usual, SHORT)))
 
@@ -160,7 +160,7 @@ class Captures:
         return made
 
     def warm_up(self, shape: RoundShape, drafts: DraftRows | None) -> None:
-        """Before a first round of this shape: capture what the policy may choose instead."""
+        """Capture the rounds that the policy may choose, before the first round of this shape."""
         is_drafted = shape.draft_length > 0 or self._is_on_host
         if self._warm or self._draft_length != "auto" or not is_drafted:
             return
@@ -175,7 +175,7 @@ class Captures:
         self._warm = known
 
     def _captured(self, shape: RoundShape, drafts: DraftRows | None) -> dict[int, list[int]]:
-        """Capture rounds of all sizes, as far as there is time; their lengths by size."""
+        """Capture rounds of all sizes, as far as there is time; returns their lengths by size."""
         known: dict[int, list[int]] = {}
         begin, before = working(), self.seconds
         for size in self.sizes:
@@ -187,7 +187,7 @@ class Captures:
         return known
 
     def _like(self, shape: RoundShape, size: int, drafts: DraftRows | None) -> list[CapturedRound]:
-        """Rounds like this one of another size and of all lengths."""
+        """Rounds like this one, of another size and of all lengths."""
         made = []
         for length in self.lengths(size):
             some = drafts_in(drafts, length)

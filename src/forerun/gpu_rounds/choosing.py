@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from forerun.engine.drafting import Drafting
-from forerun.engine.executors import Executor, step_by_step
+from forerun.engine.stepwise import Executor, step_by_step
 from forerun.models.base import GpuPass, LanguageModel
 from forerun.rules import Block, Match, Ratio
 from forerun.rules.base import Rule
@@ -47,8 +47,8 @@ def _captured(
     tree: int | Tree | None,
     draft_length: DraftLength,
 ) -> Executor | None:
-    """Captured rounds, where there is no drafter or it is on this device too, and where all rows
-    fit one pass."""
+    """The executor of captured rounds, if all rows fit one pass, and if there is no drafter or it
+    is on this device as well; else None."""
     from forerun.drafters.forced import Forced
     from forerun.drafters.heads import Heads
     from forerun.drafters.model import Model

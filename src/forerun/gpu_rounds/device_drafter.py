@@ -15,7 +15,7 @@ from forerun.gpu_rounds.captures import DraftRows, drafts_in
 
 @dataclass
 class DeviceDrafter:
-    """A `Model` drafter whose passes are part of captured rounds; or no drafter at all.
+    """A `Model` drafter whose passes are part of captured rounds, or no drafter at all.
 
     temperature: of the drafter; None uses the request's.
     context: the longest text that it can read; None: any.
@@ -47,7 +47,7 @@ class DeviceDrafter:
                 rows.release(row)
 
     def rows_in(self, length: int) -> DraftRows | None:
-        """Those that a round of this draft length reads or writes."""
+        """The rows that a round of this draft length reads or writes."""
         return drafts_in(self.rows, length)
 
     def catch_up(
@@ -92,16 +92,18 @@ class DeviceDrafter:
         return rows
 
     def note(self, row: int, before: int, num_accepted: int, length: int) -> None:
-        """A round of this draft length has accepted tokens after a text of `before`."""
+        """Note that a round of this draft length accepted tokens after a text of `before`
+        tokens."""
         if self.rows is not None and length:
             self.rows.lengths[row] = before + min(num_accepted, length - 1)
 
     def can_follow(self, length: int, num_stored: int) -> bool:
-        """Whether it can guess what follows a text of which the target stores so much."""
+        """Whether the drafter can guess after a text of which the target stores this many
+        tokens."""
         return True
 
     def asked(self, plan: RoundPlan, indices: Sequence[int]) -> list[int]:
-        """How far to draft for the answered spans of these indices."""
+        """The draft lengths for the answered spans of these indices."""
         limits = plan.drafts.limits
         if self.drafting.drafter is None or self.is_on_host or not limits:
             return [0] * len(indices)
@@ -120,7 +122,7 @@ class DeviceDrafter:
         return self.context is None or length <= self.context
 
     def share(self, length: int, target: Storage) -> float:
-        """The share of a draft in the time of a round, by the weights that are read."""
+        """The share of the draft in the time of a round, estimated by the weights that are read."""
         if self.rows is None:
             return 0.0
         step = length * self.rows.storage.num_bytes

@@ -48,7 +48,7 @@ class DeviceHeads(DeviceDrafter):
         ends: Sequence[int],
         length: int,
     ) -> DraftRows | None:
-        """Make entries of all tokens but the last: their features are kept."""
+        """Make entries of all tokens but the last; their features are already stored."""
         rows = self.rows
         if rows is not None:
             entries = []

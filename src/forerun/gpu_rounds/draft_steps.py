@@ -38,7 +38,7 @@ class Pass:
         self._watched, self._layers = watched, layers
 
     def queue(self, logits: Any = None) -> None:
-        """Launch it; logits: where they go instead."""
+        """Launch the pass; logits: where they go instead of its own."""
         storage = self._storage
         launch(storage.weights, self._shape, self.inputs, storage.cache, storage.scratch,
                self._attention, self._logits if logits is None else logits,
@@ -77,7 +77,7 @@ class ModelSteps:
 
 
 class HeadsSteps:
-    """Draft steps of a network on the target's hidden states, for so many lanes."""
+    """Draft steps of a network on the target's hidden states, for this many lanes."""
 
     def __init__(self, draft: HeadsStorage, num_lanes: int, num_chunks: int) -> None:
         shape, device = (
@@ -104,8 +104,8 @@ class HeadsSteps:
 
 
 class Hearing:
-    """What a round tells such a network once it is decided: the entries of what it emitted, and
-    the features of the prompt tokens that it read.
+    """Passes on to such a network, after the decision, the entries of the tokens that the round
+    emitted, and the features of the prompt tokens that it read.
 
     inputs, watched: of the target's pass, with its hidden states (M, F).
     num_tokens: of its lanes, which come first.

@@ -33,8 +33,8 @@ def edits_law(request: Request) -> bool:
 
 
 def fits_device(request: Request) -> bool:
-    """Whether the device can sample for a request: a matter of the request alone, because the two
-    kinds of arithmetic round differently, and a text has to be of one kind."""
+    """Whether the device can sample for a request. This depends on the request alone: host and
+    device round differently, and all of a text must be computed in one way."""
     if request.processors or request.sampling.grammar is not None:
         return False
     words = _words(request)
@@ -47,7 +47,7 @@ def fits_device(request: Request) -> bool:
 
 
 class Edits:
-    """Of the requests in so many lanes, with logits of V tokens."""
+    """The edits of logits for the requests in a number of lanes, with a vocabulary of V tokens."""
 
     def __init__(self, num_lanes: int, vocab_size: int, device: Any) -> None:
         self._size = num_lanes, vocab_size
@@ -67,7 +67,7 @@ class Edits:
         texts: Sequence[Sequence[int]],
         places: Sequence[int] | None = None,
     ) -> None:
-        """Set lanes to these requests with these texts; None edits nothing.
+        """Set lanes to these requests with these texts; None stands for a lane without edits.
 
         places: of the lanes; None: the first ones, and the others edit nothing.
         """
@@ -137,7 +137,7 @@ class Edits:
         )  # fmt: skip
 
     def note(self, outcome: Any, drafts: Any, lanes: Any) -> None:
-        """Count what a captured round has emitted."""
+        """Count the tokens that a captured round has emitted."""
         num_lanes, vocab = self._size
         length = drafts.shape[1]
         note[(num_lanes,)](
@@ -172,7 +172,8 @@ def _counts_tokens(request: Request) -> bool:
 
 
 def _words(request: Request) -> list[tuple[Sequence[int], int]]:
-    """The tokens that are forbidden, after which tokens and before which position of the output."""
+    """The forbidden tokens: which tokens they follow, and before which position of the output they
+    are forbidden."""
     words: list[tuple[Sequence[int], int]] = [(word, ALWAYS) for word in request.bans.words]
     if request.sampling.min_tokens:
         words += [((token,), request.sampling.min_tokens) for token in request.bans.endings]

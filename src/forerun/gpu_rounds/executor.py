@@ -196,7 +196,7 @@ class Captured:
         return flight
 
     def _collect(self, plan: RoundPlan, departure: Departure) -> Decision:
-        """Wait for the round of a plan, and say what was decided."""
+        """Wait for the round of a plan; returns its decision."""
         flight, following = departure.flight, departure.next
         results: dict[int, Landed] = {}  # by the number of a request
         begin = self._begun
@@ -261,7 +261,7 @@ class Captured:
         plan: RoundPlan,
         results: dict[int, Landed],
     ) -> None:
-        """Sort outcomes by request, and note how much of each text the drafter stores by now."""
+        """Sort outcomes by request, and note how much of each text the drafter now stores."""
         length = flight.round.shape.draft_length
         for span in plan.answering:
             lane = flight.lane(span)
@@ -318,7 +318,8 @@ class Captured:
         return Decision(drafted, paths, extra, laws, times, load=load, waiting=frozenset(missing))
 
     def _take_off(self, plan: RoundPlan, decision: Decision, parts: Sequence[Part]) -> None:
-        """Launch the next round for the requests of a plan that may go on, and those who wait."""
+        """Launch the next round for the requests of a plan that may go on, and for those that
+        wait."""
         going, texts = [], []
         for index, span in enumerate(plan.answering):
             request = span.request

@@ -14,7 +14,7 @@ from forerun.gpu_rounds.rounds import CapturedRound
 
 
 class Landed(NamedTuple):
-    """What came of a lane of a round."""
+    """The results of a lane of a round."""
 
     flight: Flight | None
     lane: int
@@ -24,12 +24,12 @@ class Landed(NamedTuple):
 
     @property
     def asked(self) -> int:
-        """Tokens of the draft that count."""
+        """The number of tokens of the draft that count."""
         return 0 if self.flight is None else self.flight.asked[self.lane]
 
     def reports(self, path: Sequence[int]) -> list[Report]:
-        """Log-probabilities of an accepted path and the token after it, where the round has
-        them."""
+        """The log-probabilities of an accepted path and of the token after it, if the round
+        computes them."""
         flight = self.flight
         return [] if flight is None else flight.round.reports(flight.turn, self.lane, path)
 
@@ -40,8 +40,8 @@ NOT_LANDED = Landed(None, 0, (0, 0, 0, 0))
 
 @dataclass
 class Flight:
-    """A round on its way, and what it was launched for, by lane; a lane without a span is not in
-    use."""
+    """A round on its way, with the requests that it was launched for, by lane; a lane without a
+    span is not in use."""
 
     round: CapturedRound
     spans: Sequence[Span | None]
@@ -58,8 +58,8 @@ class Flight:
         self.round.wait(self.turn)
 
     def table(self) -> list[list[int]]:
-        """By lane: accepted tokens (-1: not in use), the extra token, the fault, the row that it
-        follows, the draft."""
+        """The results by lane: accepted tokens (-1: not in use), the extra token, the fault, the
+        row that it follows, the draft."""
         return self.round.table(self.turn)
 
     @property
@@ -69,7 +69,7 @@ class Flight:
 
     @cached_property
     def _places(self) -> dict[int, int]:
-        """Lanes by the number of a request."""
+        """The lanes by the numbers of their requests."""
         spans = enumerate(self.spans)
         return {span.request.number: lane for lane, span in spans if span is not None}
 
@@ -82,26 +82,28 @@ class Flight:
         return lane if there is not None and there.row == span.row else None
 
     def leave(self, rows: Sequence[int]) -> None:
-        """The texts of these rows are gone, and with them what this round adds to them."""
+        """Note that the texts of these rows are gone, together with what this round adds to
+        them."""
         for lane, span in enumerate(self.spans):
             if span is not None and span.row in rows:
                 self.lengths[lane] = -1
 
     def places(self, spans: Sequence[Span]) -> list[int]:
-        """Lanes for the next round: those that requests have, or others."""
+        """Lanes for the next round: the present ones of requests, or free ones."""
         lanes = [self.lane(span) for span in spans]
         free = iter(sorted(set(range(len(self.spans))) - set(lanes)))
         return [next(free) if lane is None else lane for lane in lanes]
 
     def longest(self, spans: Sequence[Span]) -> list[int]:
-        """Tokens that the texts of requests have at most when this round is over."""
+        """The largest number of tokens that the texts of requests can have when this round is
+        over."""
         most = self.round.shape.draft_length + 1
         return [
             len(span.request.tokens) + (0 if self.lane(span) is None else most) for span in spans
         ]
 
     def move_on(self, table: Sequence[Sequence[int]]) -> None:
-        """The round before it is over, with these results by lane."""
+        """Note the results, by lane, of the round before this one."""
         for lane, row in enumerate(table):
             if self.spans[lane] is not None and lane not in self.new:
                 self.lengths[lane] += max(row[0], 0) + 1
@@ -109,7 +111,7 @@ class Flight:
 
 @dataclass
 class Departure:
-    """What a plan has set off."""
+    """The rounds that were launched for a plan."""
 
     flight: Flight | None  # whose outcome it asks for; None: nobody is answered
     next: Flight | None = None  # behind it

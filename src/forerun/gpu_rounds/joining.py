@@ -21,7 +21,7 @@ from forerun.trees.tree import Tree
 
 
 class Needs(NamedTuple):
-    """What a round must do for its requests beside sampling at a temperature."""
+    """The work of a round for its requests besides sampling at a temperature."""
 
     cuts: bool = False  # by top-k, top-p or min-p
     edits: bool = False  # penalties, a bias or bans
@@ -36,18 +36,18 @@ class Needs(NamedTuple):
         )
 
     def joined(self, other: Needs) -> Needs:
-        """What serves both."""
+        """The needs of both together."""
         numbers = [self.num_likely, other.num_likely]
         return Needs(self.cuts or other.cuts, self.edits or other.edits, number_of(numbers))
 
 
 def needs_host(plan: RoundPlan) -> list[bool]:
-    """Which answered spans are sampled on the host, (A,)."""
+    """Which answered spans have to be sampled on the host, (A,)."""
     return [not fits_device(span.request) for span in plan.answering]
 
 
 def part_of(plan: RoundPlan, indices: Sequence[int], reading: Sequence[Span]) -> RoundPlan:
-    """The plan of some answered spans, and of some that only read."""
+    """The part of a plan with some of its answered spans, and some of those that only read."""
     drafts = plan.drafts
     limits = [drafts.limits[index] for index in indices] if drafts.limits else ()
     spans = [plan.answering[index] for index in indices]
@@ -73,7 +73,7 @@ class CapturedLaws:
 
 
 def fault_of(request: Request, code: int) -> Fault | None:
-    """Why a lane could not be decided; nothing of its round is kept."""
+    """The fault because of which a lane could not be decided; nothing of its round is kept."""
     if code == 0:
         return None
     wrong = "The logits hold NaN, +Inf or nothing finite."
@@ -97,7 +97,7 @@ DRAFT_FAULT = InputError(
 
 
 def is_of_draft(code: int) -> bool:
-    """Whether a fault lies with the draft, and not with the target."""
+    """Whether a fault lies in the draft, and not in the target."""
     return code != 0 and code % 16 != int(TARGET_ROW.value)
 
 
@@ -114,7 +114,7 @@ class JoinedLaws:
 
 
 def waiting(count: int, times: Sequence[float]) -> Decision:
-    """The decision that all spans wait for the next round."""
+    """The decision that lets all spans wait for the next round."""
     laws: Any = CapturedLaws([None] * count, [[]] * count)
     drafted = Drafted([NOTHING] * count, None)
     return Decision(

@@ -66,12 +66,12 @@ class Lanes:
         self.temperature, self.draft_temperature, self.top_p, self.min_p = real
 
     def put(self, lanes: Sequence[Lane], asked: Sequence[int]) -> None:
-        """Set all lanes, and how far each drafts; those past the end are not in use."""
+        """Set all lanes, and how far each drafts; lanes past the end are not in use."""
         for target, source in zip(self._tables, _tables(lanes, asked, len(self.rows)), strict=True):
             target.copy_(source, non_blocking=True)
 
     def join(self, places: Sequence[int], lanes: Sequence[Lane], asked: Sequence[int]) -> None:
-        """Set the lanes in these places; the others go on."""
+        """Set the lanes at these places; the others go on."""
         where = torch.tensor(places).to(self.rows.device, non_blocking=True)
         for target, source in zip(self._tables, _tables(lanes, asked, len(lanes)), strict=True):
             target.index_copy_(1, where, source.to(target.device, non_blocking=True))
@@ -87,14 +87,15 @@ class Lanes:
         return self.edits
 
     def leave(self, lanes: Sequence[int]) -> None:
-        """The requests of some lanes are over: nothing is written to their rows any more."""
+        """Note that the requests of some lanes are over: nothing is written to their rows any
+        more."""
         staying = torch.ones(self.rows.shape[0], dtype=torch.int32)
         staying[list(lanes)] = 0
         self.remaining.mul_(staying.to(self.remaining.device, non_blocking=True))
 
 
 def _tables(lanes: Sequence[Lane], asked: Sequence[int], count: int) -> tuple[Any, Any, Any]:
-    """What stands on the device of these lanes, and of others up to `count`, not in use."""
+    """The device tables of these lanes, followed by unused ones up to `count`."""
     narrow = np.zeros((7, count), np.int32)
     wide = np.zeros((2, count), np.uint64)
     real = np.ones((4, count), np.float32)

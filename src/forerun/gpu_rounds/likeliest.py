@@ -20,7 +20,8 @@ MOST_AT_ONCE, NUM_WARPS = 4096, 8
 
 
 def number_of(wanted: Sequence[int | None]) -> int | None:
-    """The least of these numbers that serves all requests; None: nobody wants log-probabilities."""
+    """The smallest of these numbers that is enough for all requests; None if nobody wants
+    log-probabilities."""
     most = max((count for count in wanted if count is not None), default=None)
     return None if most is None else next(count for count in NUMBERS if count >= most)
 
@@ -39,7 +40,8 @@ class Likeliest:
         self._above = torch.tensor(above, dtype=torch.int64, device=device)
 
     def queue(self, logits: Any, drafts: Any, outcome: Any) -> None:
-        """Launch what fills in the table, out of logits (lanes, rows, V) and drafts (lanes, N)."""
+        """Launch the kernels that fill in the table, from logits (lanes, rows, V) and drafts
+        (lanes, N)."""
         lanes, count, last = self._lanes, self._count, logits.shape[2] - 1
         nodes = logits[lanes[:, None], self._above[None], drafts.clamp(0, last)]
         extra = logits[lanes, outcome.reached.long(), outcome.extra.clamp(0, last)]
@@ -58,8 +60,8 @@ class Likeliest:
             begin += part.shape[1]
 
     def reports(self, values: Any, path: Sequence[int]) -> list[Report]:
-        """Those of the tokens of a path, and of the extra token; values: a lane of the table, on
-        the host."""
+        """The log-probabilities of the tokens of a path, and of the extra token; values: a lane of
+        the table, on the host."""
         rows = self._num_rows
         totals, nodes, best = values[:rows], values[rows : 2 * rows], values[2 * rows :]
         values, ids = best.reshape(2, rows, -1)

@@ -60,17 +60,17 @@ class RoundShape(NamedTuple):
 
     @property
     def num_nodes(self) -> int:
-        """Tokens of a draft; of a tree, `draft_length` is the height."""
+        """The number of tokens of a draft; for a tree, `draft_length` is the height."""
         return len(self.tree) if self.tree and self.draft_length else self.draft_length
 
     @property
     def num_tokens(self) -> int:
-        """Of all lanes, in the pass."""
+        """The number of tokens of all lanes in the pass."""
         return self.num_lanes * (self.num_nodes + 1)
 
 
 class Turn(NamedTuple):
-    """Where the results of every other round go, and when they are there."""
+    """The memory for the results of every other round, and the event that marks their arrival."""
 
     results: Any  # (num_lanes, num_nodes + 4), on the host
     is_done: Any
@@ -79,7 +79,7 @@ class Turn(NamedTuple):
 
 
 class CapturedRound:
-    """One shape of round."""
+    """A captured round of one shape."""
 
     def __init__(
         self, shape: RoundShape, lanes: Lanes, target: Storage, draft: Storage | None
@@ -168,7 +168,7 @@ class CapturedRound:
 
     @property
     def is_ready(self) -> bool:
-        """Whether it is captured, or runs where nothing can be."""
+        """Whether the round is captured, or runs on a device that cannot capture."""
         return self._graph is not None or self._turns[0].is_done is None
 
     def prepare(self) -> None:
@@ -189,7 +189,7 @@ class CapturedRound:
             self._block.put(parts)
 
     def launch(self) -> int:
-        """Queue a round; gives its turn, by which to ask for the results."""
+        """Queue a round; returns the turn whose results can be waited for."""
         self.prepare()
         if self._graph is None:
             self.queue()
@@ -220,20 +220,20 @@ class CapturedRound:
         return self._turns[turn].states[first : first + count].clone()
 
     def reports(self, turn: int, lane: int, path: Sequence[int]) -> list[Report]:
-        """Log-probabilities of what a lane emits, where the round has them."""
+        """The log-probabilities of the tokens that a lane emits, if the round computes them."""
         if self._likeliest is None:
             return []
         return self._likeliest.reports(self._turns[turn].likely[lane].numpy(), path)
 
     def _states(self, num_tokens: int) -> Any:
-        """Room for the hidden states of so many tokens; None where they are not kept."""
+        """Memory for the hidden states of this many tokens; None where they are not kept."""
         shape, weights = self.shape, self._target.weights
         if not shape.layers:
             return None
         return self._target.scratch.x.new_zeros((num_tokens, len(shape.layers) * weights.hidden))
 
     def table(self, turn: int) -> list[list[int]]:
-        """What came of each lane: accepted tokens (-1: not in use), the extra token, the fault,
+        """The results of each lane: accepted tokens (-1: not in use), the extra token, the fault,
         the row that it follows (one more than its node), the draft."""
         results: list[list[int]] = self._turns[turn].results.tolist()
         return results
@@ -274,7 +274,8 @@ class CapturedRound:
         self._queue_end()
 
     def _queue_inputs(self) -> None:
-        """Launch the draft, if there is one, and what the target's pass is fed."""
+        """Launch the draft, if there is one, and the kernels that write the inputs of the target's
+        pass."""
         lanes, k = self.lanes, self.shape.draft_length
         draws = self.shape.draws and k > 0
         if draws:
@@ -295,7 +296,7 @@ class CapturedRound:
         edits.apply(self._logits, self.drafts, self.lanes.output, num_rows=k + 1)
 
     def _queue_end(self) -> None:
-        """Launch what becomes of a decision."""
+        """Launch the kernels that act on a decision."""
         if self._edits is not None:
             self._edits.note(self._outcome, self.drafts, self.lanes)
         if self._hearing is not None:

@@ -110,7 +110,7 @@ class SampledSteps(Stepwise):
         depths: Any,
         outputs: Any,
     ) -> None:
-        """Penalties, bias and bans of some requests, at every node after the nodes on its path."""
+        """Apply the penalties, bias and bans of some requests, at every node for the path to it."""
         num_spans, num_slots = depths.shape
         table = np.zeros((num_spans, num_slots, max(1, num_slots - 1)), np.int64)
         for row, draft in enumerate(drafts):
@@ -129,7 +129,8 @@ class SampledSteps(Stepwise):
         )  # fmt: skip
 
     def _memory(self, count: int, vocab: int, device: Any) -> tuple[Outcome, Scratch]:
-        """What the kernels work in, for so many rows; kept for the next round."""
+        """The working memory of the kernels for this many rows, which is kept for the next
+        round."""
         if count not in self._kept:
             scratch = Scratch.allocate(count, 1, vocab, device, for_match_only=True)
             self._kept[count] = Outcome.allocate(count, device), scratch
@@ -156,14 +157,15 @@ class SampledSteps(Stepwise):
 
 
 class LazyRows:
-    """Logits (A, N, V) on the device, of which single rows come to the host when asked for."""
+    """Logits (A, N, V) on the device; single rows are copied to the host when they are asked
+    for."""
 
     def __init__(self, on_device: Any) -> None:
         self.on_device = on_device
         self._rows: dict[int, Any] = {}
 
     def __getitem__(self, place: Any) -> Any:
-        """Of one span (N, V), or of one slot (V,)."""
+        """The logits of one span (N, V), or of one slot (V,)."""
         row, slot = place if isinstance(place, tuple) else (place, slice(None))
         if row not in self._rows:
             self._rows[row] = to_numpy(self.on_device[row])

@@ -22,7 +22,7 @@ from forerun.kernels.scratch import padded
 
 
 class TreeRound(CapturedRound):
-    """One shape of round with a tree."""
+    """A captured round of one shape, with a tree as its draft."""
 
     def __init__(
         self, shape: RoundShape, lanes: Lanes, target: Storage, draft: HeadsStorage
@@ -48,12 +48,13 @@ class TreeRound(CapturedRound):
         self._tree_sizes = {"LINE": padded(self._num_nodes + 1), "WIDE": padded(self._height)}
 
     def _pass_shape(self) -> PassShape:
-        """Every node is a segment of its own, which reads its own branch."""
+        """The shape of the pass, in which every node is a segment of its own that reads its own
+        branch."""
         count, chunks = self.shape.num_lanes * (self._num_nodes + 1), self.shape.num_chunks
         return PassShape(count, count, count, 1, chunks, branch_width=self._height)
 
     def _prepare_drafting(self, draft: Storage) -> None:
-        """Trees are drafted level by level."""
+        """Does nothing, because `TreeSteps` drafts level by level and needs no preparation."""
 
     def _queue_inputs(self) -> None:
         lanes, inputs = self.lanes, self._pass.inputs

@@ -52,7 +52,7 @@ class TreeSteps:
 
 
 class _Level:
-    """Entries of one depth, in every lane."""
+    """The entries of one depth, in every lane."""
 
     def __init__(
         self,
@@ -103,7 +103,7 @@ class _Level:
 
 
 class PathHearing:
-    """What a round tells the network once it is decided: the entries of the accepted path.
+    """Passes on to the network, after the decision, the entries of the accepted path.
 
     watched: hidden states (lanes * (N + 1), F) of the target's pass.
     """

@@ -13,7 +13,8 @@ PROFILE = (0.55, 0.1, 0.06, 0.03, 0.02, 0.01)
 
 
 class Level(NamedTuple):
-    """Nodes of one depth that have children, each of them an entry of the drafting network."""
+    """The nodes of one depth that have children, each of which is an entry of the drafting
+    network."""
 
     nodes: Sequence[int]
     above: Sequence[int]  # of each: which entry of the level before precedes it
@@ -30,7 +31,7 @@ class TreeTables:
 
     @cached_property
     def levels(self) -> list[Level]:
-        """The levels to draft, the text itself as the only node of the first."""
+        """The levels to draft; the first has the text itself as its only node."""
         tree, serial = self.tree, dict[int, int]()
         children = tree.children
         levels = [Level([ROOT], [0], [[]], [0], [len(children[ROOT])])]
@@ -52,19 +53,19 @@ class TreeTables:
 
     @cached_property
     def depths(self) -> list[int]:
-        """(N + 1,): of the rows that the target is fed, 0 for the text."""
+        """The depths (N + 1,) of the rows that the target is fed, 0 for the text."""
         return [0, *(depth + 1 for depth in self.tree.depths)]
 
     @cached_property
     def paths(self) -> list[list[int]]:
-        """(N + 1, height): for each of these rows, the rows from the first node to it, then
-        zeros; of the text, itself."""
+        """For each of these rows the rows from the first node to it, then zeros, (N + 1, height);
+        for the text, itself."""
         paths = [[node + 1 for node in self.tree.path(node)] for node in range(len(self.tree))]
         return [path + [0] * (self.tree.height - len(path)) for path in ([0], *paths)]
 
 
 def level_order(tree: Tree) -> Tree:
-    """The same tree with its nodes level by level: then the nodes up to a depth are the first."""
+    """The same tree with its nodes sorted by level, so that the nodes up to a depth come first."""
     order, level = list[int](), [ROOT]
     while level:
         level = [child for node in level for child in tree.children[node]]

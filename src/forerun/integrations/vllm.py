@@ -39,7 +39,7 @@ Text = np.ndarray[Any, Any]
 
 @dataclass
 class KnownRequest(Generic[Known]):
-    """A request in the batch, and what its owner knows of it."""
+    """A request in the batch, and what its owner knows about it."""
 
     text: Text
     known: Known | None = None
@@ -95,7 +95,7 @@ GREEDY = Sampling(temperature=0.0)
 
 @dataclass(frozen=True, eq=False)
 class Elsewhere:
-    """Stands for a target that runs in another engine."""
+    """A stand-in for a target that runs in another engine."""
 
     name: str
     vocab_size: int = 0
@@ -171,7 +171,7 @@ class Proposer:
         return guesses
 
     def load_model(self, model: Any) -> None:
-        """There is nothing to load."""
+        """Does nothing, because there is nothing to load."""
 
     def _enter(self, text: np.ndarray[Any, Any], num_sampled: int) -> Guessed:
         row = self._free.pop()

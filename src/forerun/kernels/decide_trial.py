@@ -76,7 +76,7 @@ def aligned(table: Tensor) -> Tensor:
 
 
 def complaint(trial: Trial, faults: Sequence[int]) -> InputError:
-    """The error for the first sequence with a fault."""
+    """The error for the first sequence that has a fault."""
     row = next(row for row, fault in enumerate(faults) if fault)
     slot, kind = divmod(faults[row], 16)
     if kind == TARGET_ROW:
@@ -91,8 +91,8 @@ def complaint(trial: Trial, faults: Sequence[int]) -> InputError:
 
 
 def _queue(device: Any) -> tuple[int, int]:
-    """The thread that launches and the stream that its launches go to: what one call launches, no
-    other may come between, so scratch memory serves no two of either."""
+    """The thread that launches and the stream that its launches go to. Launches of two calls never
+    mix there, so scratch memory is kept for each pair."""
     stream = torch.cuda.current_stream(device).cuda_stream if device.type == "cuda" else 0
     return get_ident(), stream
 

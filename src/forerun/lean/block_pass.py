@@ -45,7 +45,7 @@ MATRIX_OF = (0, 0, 0, 1, 1, 0, 0, 2, 2, 3, 3, 4, 4, 1, 1)  # of each stage in th
 
 
 class BlockWeights(NamedTuple):
-    """A network.  Its matrices: of the features, four of each layer, and the head."""
+    """The weights of a network: the matrix of the features, four of each layer, and the head."""
 
     matrices: Matrices
     state_norms: Floats  # (parts, values of a part) of the target's states; without parts: none
@@ -110,13 +110,14 @@ def num_items(stage: int, level: BlockLevel, w: BlockWeights, s: BlockScratch) -
 
 @inner
 def first_panel(level: BlockLevel, w: BlockWeights) -> Any:
-    """The first panel of queries, keys and values to compute: told tokens ask for nothing."""
+    """The first panel of queries, keys and values to compute; tokens of the text need no
+    queries."""
     return 0 if len(level.plan.logit_tokens) else w.heads.queries * w.heads.size // LANES
 
 
 @inner
 def begin(w: BlockWeights, level: BlockLevel, s: BlockScratch, token: int) -> None:
-    """Norm the feature of a told token, or give an entry its embedding."""
+    """Norm the feature of a token of the text, or give an entry its embedding."""
     number = level.plan.logit_of[token]
     if number < 0:
         normalise(s.features[token], w.norms[0], w.eps, s.features[token])
@@ -126,7 +127,7 @@ def begin(w: BlockWeights, level: BlockLevel, s: BlockScratch, token: int) -> No
 
 @inner
 def norm_inputs(w: BlockWeights, level: BlockLevel, s: BlockScratch, layer: int, i: int) -> None:
-    """What a layer makes queries, keys and values of, for one token."""
+    """Compute the inputs of the queries, keys and values of a layer, for one token."""
     number = level.plan.logit_of[i]
     if number < 0:
         copy(s.features[i], s.inputs[i])

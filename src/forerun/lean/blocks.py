@@ -37,7 +37,7 @@ Floats = NDArray[np.float32]
 
 
 class Type(NamedTuple):
-    """How a tensor lies in a file."""
+    """The layout of a tensor in a file."""
 
     number: int  # GGUF's
     inputs: int  # in a unit
@@ -86,7 +86,7 @@ class Raw(NamedTuple):
 
     @property
     def format(self) -> Format | None:
-        """In which its panels are kept; None where that is found by its values."""
+        """The format in which its panels are kept; None where the values decide."""
         found = TYPES[self.type].format
         return found if BLOCKS_PAY or found in (Format.FLOAT16, Format.BFLOAT16) else None
 
@@ -119,7 +119,7 @@ class Raw(NamedTuple):
         return found
 
     def values(self, begin: int, end: int) -> Floats:
-        """Some rows as float32."""
+        """Some of its rows as float32."""
         return widened(self.read(begin, end), self.type)
 
 
@@ -179,13 +179,13 @@ def _format_of(type: str) -> Format:
 
 @cache
 def halves() -> Floats:
-    """All float16 as float32, by their bits."""
+    """A table of all float16 numbers as float32, by their bits."""
     return np.arange(1 << 16, dtype=np.uint16).view(np.float16).astype(np.float32)
 
 
 @cache
 def minus_eight() -> NDArray[np.uint16]:
-    """The bits of each float16 times -8, by its own."""
+    """A table: the bits of each float16, times -8, by the bits of the number itself."""
     with np.errstate(over="ignore", invalid="ignore"):
         return (halves() * np.float32(-8)).astype(np.float16).view(np.uint16)
 
@@ -203,7 +203,7 @@ def _word(raw: Bytes, at: int) -> np.uint32:
 
 @inner
 def _bits(raw: Bytes, at: int) -> Any:
-    """Those of a float16."""
+    """The bits of a float16."""
     return np.int64(raw[at]) | np.int64(raw[at + 1]) << 8
 
 
@@ -214,7 +214,7 @@ def _half(raw: Bytes, at: int, halves: Floats) -> Any:
 
 @inner
 def _digit(q: NDArray[np.uint32], begin: int, i: int) -> np.uint8:
-    """One q, of those from word `begin` on."""
+    """One of the q that begin at the word `begin`."""
     return np.uint8(q[begin + i // 4] >> np.uint32(8 * (i % 4)))
 
 

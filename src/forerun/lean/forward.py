@@ -93,7 +93,7 @@ def num_stages(num_layers: int) -> int:
 def num_items(
     kind: int, is_head: bool, plan: Plan, w: Weights, s: Scratch, logits: Floats, split: Floats
 ) -> Any:
-    """How many items the threads share in a stage."""
+    """The number of items that the threads share in a stage."""
     if kind == PROJECT:
         return num_panels(logits) if is_head else num_panels(s.qkv)
     num_shared = num_shared_tiles(split)

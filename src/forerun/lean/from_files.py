@@ -32,7 +32,7 @@ class Description(NamedTuple):
 
 
 def no_matrices(biases: Floats) -> Matrices:
-    """Biases alone."""
+    """Matrices without weights, which have biases only."""
     none = np.empty(0, np.int64)
     return Matrices(np.empty(0, np.uint8), biases, none, none, none, none != 0, none, None, None)
 
@@ -58,7 +58,8 @@ def with_weights(
 
 
 def _parts(about: Description, raws: Mapping[str, Raw], is_rounded: bool) -> Iterator[Part]:
-    """The matrices of a pass, one after the other; a head that has no weights is the embedding."""
+    """The matrices of a pass, in their order; a head without weights of its own is the
+    embedding."""
     biases, at = about.packed.weights.matrices.biases, 0
     for names, takes_turns in about.layers:
         pieces = [raws.get(name, raws[EMBEDDING]) for name in names]

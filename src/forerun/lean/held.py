@@ -40,7 +40,7 @@ def type_of_held(arguments: Any) -> HeldType:
 def build(revision: int) -> Callable[[Any], Held]:
     @entry
     def hold(arguments: Any) -> Held:
-        """Convert arguments from Python."""
+        """Convert arguments from Python for compiled code."""
         return Held(arguments)
 
     return hold

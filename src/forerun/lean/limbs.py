@@ -46,8 +46,9 @@ class Cut(NamedTuple):
 
     @property
     def bits(self) -> int:
-        """The bound of the whole numbers: none exceeds 2**bits.  A single limb receives no carry,
-        so it has one bit more; rounding may give 128, which becomes 127."""
+        """The number of bits of the whole numbers: none exceeds 2**bits. A single limb receives no
+        carry from lower ones, so it has one bit more; rounding may give 128, which then becomes
+        127."""
         return 7 if self.limbs == 1 else 8 * self.limbs - 2
 
     @property
@@ -66,7 +67,7 @@ class Cut(NamedTuple):
         return self.limbs * BLOCK
 
     def starts_at(self, number: int) -> int:
-        """The byte of the two int32 that sums begin with.
+        """The byte at which the two int32 lie with which sums begin.
 
         number: 0 for sums over all inputs; 1 and 2 for those over the first and the last half.
         """
@@ -130,7 +131,7 @@ def _cut(builder: Any, cut: Cut, x: Any, out: Any) -> None:
 
 
 def _high_and_low(builder: Any, cut: Cut, numbers: Any) -> list[Any]:
-    """The sum of the highest limbs, and the sum of the numbers that the lower limbs make."""
+    """The sum of the highest limbs, and the sum of the numbers that the lower limbs form."""
     high = _sum(builder, builder.ashr(numbers, constant(numbers.type, cut.low_bits)))
     low = builder.sub(_total(builder, cut, numbers), builder.shl(high, I32(cut.low_bits)))
     return [high, low]
@@ -181,7 +182,7 @@ def constant(kind: Any, value: Any) -> Any:
 
 
 def same(builder: Any, vector: Any, lane: int, count: int) -> Any:
-    """One lane of a vector in all lanes of a vector of `count`."""
+    """A vector of `count` lanes, each equal to one lane of a vector."""
     nothing = ir.Constant(vector.type, ir.Undefined)
     lanes = ir.Constant(ir.VectorType(I32, count), [lane] * count)
     return builder.shuffle_vector(vector, nothing, lanes)

@@ -16,6 +16,7 @@ from forerun.lean.rows import LeanRows, ShallowRows
 from forerun.models.base import (
     CpuPass,
     Kept,
+    NotPickled,
     Parents,
     check_copy,
     check_layers,
@@ -26,7 +27,6 @@ from forerun.models.base import (
     generation_defaults,
     size_name,
 )
-from forerun.models.pickling import NotPickled
 from forerun.sampling.options import Law
 
 if TYPE_CHECKING:

@@ -65,11 +65,11 @@ class Rows(NamedTuple):
     data: Bytes  # (rows, bytes of a row)
 
     def values(self, rows: Ints | slice) -> Floats:
-        """Some of them as float32."""
+        """Some of the rows as float32."""
         return widened(self.data[rows], self.type)
 
     def are_finite(self) -> bool:
-        """Whether all numbers are."""
+        """Whether all numbers of the table are finite."""
         some = range(0, len(self.data), MOST_ROWS)
         return all(np.isfinite(self.values(slice(i, i + MOST_ROWS))).all() for i in some)
 

@@ -38,7 +38,7 @@ ANGLES = 512  # positions by which the rotary table grows
 
 @dataclass(eq=False)
 class Page:
-    """PAGE slots of all layers."""
+    """The keys and values of PAGE slots, for all layers."""
 
     numbers: Floats  # (layers, heads, 2, PAGE * padded head size): keys and values; strided
     heads: HeadShape
@@ -125,7 +125,7 @@ class Pages(RowPages[Page]):
         return page
 
     def _take_chunk(self) -> None:
-        """Make the pages of the next chunk free for use, whether they are cleared or not."""
+        """Make the pages of the next chunk available, whether they are cleared or not."""
         self._allocate()
         self._unused += self._next[::-1]
         self._next, self._num_cleared = [], 0

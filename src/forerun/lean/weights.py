@@ -50,7 +50,8 @@ def pack(model: Any, int8: bool = False) -> Packed:
 
 
 def described(model: Any) -> Description:
-    """The same without linear layers and embedding, of which `model` needs no values."""
+    """The weights and facts of a model without its linear layers and embedding, whose values
+    `model` need not have."""
     matrices = no_matrices(np.concatenate([_bias(x) for xs, _ in _modules(model) for x in xs]))
     names = {module: f"{name}.weight" for name, module in model.named_modules()}
     layers = [([names[module] for module in each], turns) for each, turns in _modules(model)]
@@ -79,7 +80,7 @@ def _packed(model: Any, matrices: Matrices, embedding: Floats, is_rounded: bool)
 
 
 def rotary_of(model: Any, form: Form) -> Rotary:
-    """The tables of a model, and one that turns nothing where some layers have none."""
+    """The rotary tables of a model, and one that rotates nothing where some layers have none."""
     frequencies, factors = families.rotary_of(model)
     kept = frequencies.numpy()
     if any(layer.table is None for layer in form.layers):

@@ -167,12 +167,12 @@ def _convert_once(source: Path, folder: Path, title: str) -> None:
 
 
 def _is_whole(folder: Path) -> bool:
-    """Whether it is a copy as it was made, and by nobody else."""
+    """Whether a copy is complete and unchanged, and was written by this user."""
     return is_ours(folder) and copy.is_whole(folder)
 
 
 def _is_unlisted(folder: Path) -> bool:
-    """Whether it is a copy of ours that was made when no lists were written."""
+    """Whether a copy is one of ours, made when no lists were written."""
     return is_ours(folder) and copy.is_unlisted(folder)
 
 

@@ -45,7 +45,7 @@ def is_ours(path: Path) -> bool:
 
 
 def close_to_others(folder: Path) -> None:
-    """Take the right to write from others, whatever the umask gave them."""
+    """Take away write permission from other users, whatever the umask allowed."""
     for path in (folder, *folder.iterdir()):
         path.chmod(stat.S_IMODE(path.stat().st_mode) & ~OTHERS)
 
@@ -63,7 +63,7 @@ def why_not_cached() -> str:
 
 
 def _chosen() -> Path:
-    """FORERUN_CACHE, or the usual place of the system."""
+    """The folder that FORERUN_CACHE names, or the usual place of the system."""
     if chosen := os.environ.get("FORERUN_CACHE"):
         return at_home(chosen)
     if sys.platform == "win32":
@@ -76,7 +76,7 @@ def _chosen() -> Path:
 
 
 def _is_own(path: Path) -> bool:
-    """Whether it is this user's or the system's, and others may not write to it."""
+    """Whether a path belongs to this user or to the system, and others may not write to it."""
     if not hasattr(os, "geteuid"):  # Windows: a home is closed to others
         return True
     found = path.stat()

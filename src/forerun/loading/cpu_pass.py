@@ -19,7 +19,7 @@ from forerun.models.forward import exact_forward
 
 
 def choose(plain: Any, lean: bool | Literal["auto"] = "auto") -> Any:
-    """`plain`, a `HuggingFaceModel`, or its `LeanModel`.
+    """`plain`, a `HuggingFaceModel`, or a `LeanModel` made of it.
 
     With `lean="auto"` the lean pass is taken where it fits the model and reproduces it, and
     `plain.why_not_lean` has the reason where not; with True it is taken or refused.
@@ -63,7 +63,8 @@ def reproduces(candidate: LeanModel, plain: Any) -> bool:
 
 
 def rounded(plain: Any) -> LeanModel:
-    """The model with its weights in 8 bits, once the exact one has been seen to be reproduced."""
+    """The model with its weights rounded to 8 bits, after a check that the exact one is
+    reproduced."""
     choose(plain, lean=True)
     candidate = LeanModel(plain.model, plain.tokenizer, int8=True)
     candidate.name = f"{plain.name}-int8"

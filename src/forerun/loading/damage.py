@@ -21,7 +21,7 @@ LAYER = re.compile(r"^model\.layers\.(\d+)\.")
 
 
 def config_of(folder: Path) -> Mapping[str, Any]:
-    """What config.json says, once the folder's other descriptions have been read as well."""
+    """The content of config.json, after the folder's other descriptions were read as well."""
     config = object_in(folder / "config.json")
     generation = object_in(folder / "generation_config.json")
     for name, about in (("config.json", config), ("generation_config.json", generation)):
@@ -56,8 +56,8 @@ def check_files(folder: Path, config: Mapping[str, Any]) -> None:
 
 
 def check_complete(name: str, read: Mapping[str, Any], *, may_leave_out: bool) -> None:
-    """Refuse a model some of whose weights are random, because they were not in its files, and one
-    some of whose layers would be left out unasked."""
+    """Refuse a model some of whose weights were not in its files and are therefore random, and a
+    model some of whose layers would be left out."""
     mismatched = (entry[0] for entry in read.get("mismatched_keys", ()))
     absent = sorted({*read.get("missing_keys", ()), *mismatched})
     if absent:
@@ -70,7 +70,7 @@ def check_complete(name: str, read: Mapping[str, Any], *, may_leave_out: bool) -
 
 
 def check_finite(name: str, model: Any) -> None:
-    """Refuse weights that are no numbers: every text would be made of them."""
+    """Refuse weights that are not finite, because every text would be made of them."""
     for weight, values in model.named_parameters():
         if values.is_meta or not values.is_floating_point() or values.element_size() < 2:
             continue
@@ -83,7 +83,7 @@ def check_finite(name: str, model: Any) -> None:
 def told_by_name(
     name: str, place: Path, refuse_option: Callable[[TypeError], None]
 ) -> Iterator[None]:
-    """Errors of the loader as ours: for people, with the model's name and what to do."""
+    """Turn errors of the loader into ours, with the model's name and what to do."""
     import torch
     from safetensors import SafetensorError
 
@@ -125,7 +125,8 @@ def first_sentence(error: Exception) -> str:
 
 
 def _missing_library(name: str, error: ImportError) -> MissingExtraError:
-    """A library that the checkpoint needs, most often the one that its few-bit weights are in."""
+    """The library that the checkpoint needs and that is missing, most often the one for its few-bit
+    weights."""
     found = re.search(r"pip install [^`)]*[^`). ]", str(error))
     command = found[0] if found else f"pip install {error.name or 'the library'}"
     wrong = f"The model needs a library that is missing: {first_sentence(error)}"
@@ -134,7 +135,7 @@ def _missing_library(name: str, error: ImportError) -> MissingExtraError:
 
 
 def shards_of(folder: Path) -> set[str]:
-    """The files that the weights are in, by their index; one with files that are not there, or lie
+    """The files of the weights, by their index; an index that names files which are missing, or lie
     elsewhere, is refused."""
     file = folder / "model.safetensors.index.json"
     if (folder / "model.safetensors").is_file() or not file.exists():

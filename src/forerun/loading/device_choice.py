@@ -17,7 +17,7 @@ GPU_NODES = ("nvidiactl", "nvidia0", "nvmap", "dxg", "kfd")
 
 
 def usual_device() -> str | None:
-    """The GPU where there is one; torch is not imported to hear that there is none."""
+    """The GPU where there is one; torch is imported only if there may be one."""
     if sys.modules.get("torch") is None and not may_have_gpu():
         return None
     import torch

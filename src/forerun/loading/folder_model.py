@@ -32,7 +32,7 @@ class FolderTensor(NamedTuple):
     begin: int  # byte
 
     def values(self) -> HostArray:
-        """As float32, by the safetensors library."""
+        """The values as float32, read by the safetensors library."""
         with safe_open(self.path, "pt") as file:
             found = file.get_slice(self.name)[: self.shape[0]].float()
         values: HostArray = found.numpy()
@@ -49,7 +49,7 @@ class FolderModel(NamedTuple):
     tokenizer: Any  # None if there is none
 
     def num_turned_heads(self, name: str) -> int:
-        """None: rows lie as they are used."""
+        """None, because rows lie as they are used."""
         return 0
 
     def values(self, name: str) -> HostArray:

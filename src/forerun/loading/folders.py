@@ -25,7 +25,7 @@ TOKENIZERS = (
 
 
 def at_home(name: str) -> Path:
-    """The path of a name; one that begins with ~ is in a home, if there is such a home."""
+    """The path of a name; a leading ~ becomes the home folder, if there is one."""
     return Path(os.path.expanduser(name))
 
 

@@ -36,7 +36,7 @@ class FileModel(Protocol):
     def config(self) -> Any: ...
     @property
     def tensors(self) -> Mapping[str, Any]:
-        """By their names in transformers: shape, type, path and begin, in bytes."""
+        """The tensors by their names in transformers: shape, type, path and begin, in bytes."""
 
     @property
     def skeleton(self) -> Any:
@@ -44,7 +44,7 @@ class FileModel(Protocol):
 
     @property
     def tokenizer(self) -> Any:
-        """None if there is none."""
+        """The tokenizer; None if there is none."""
 
     def num_turned_heads(self, name: str) -> int:
         """The number of heads whose rows have llama.cpp's order, in which the two numbers of a
@@ -61,7 +61,7 @@ class FileModel(Protocol):
 
 
 class Note(NamedTuple):
-    """What is kept of a file."""
+    """The facts about a file that are kept on disk."""
 
     about: Description
     tokenizer: KeptTokenizer
@@ -70,8 +70,8 @@ class Note(NamedTuple):
 
 
 def load_packed(source: Source, name: str, *, is_rounded: bool) -> LeanModel | None:
-    """The model in files, rounded to 8 bits if so; None if the lean pass does not compute it or
-    does not reproduce it."""
+    """The model in files, on request rounded to 8 bits; None if the lean pass does not compute it
+    or does not reproduce it."""
     key, before = key_of(source.files), _stamps(source.files)
     note = notes.read(key, source.variant, Note)
     tokenizer: Any = None
@@ -97,7 +97,7 @@ def load_packed(source: Source, name: str, *, is_rounded: bool) -> LeanModel | N
         tokenizer = LightTokenizer(note.tokenizer, load_whole) if is_light else load_whole()
 
     def load_plain() -> Any:
-        """The transformers model."""
+        """The model, loaded by transformers."""
         if _stamps(source.files) != before:
             wrong = "The model's files changed since it was loaded."
             raise InputError(explain(wrong, repr(str(source.place)), "Load the model again."))
@@ -108,7 +108,7 @@ def load_packed(source: Source, name: str, *, is_rounded: bool) -> LeanModel | N
 
 
 def _described(source: Source, name: str) -> tuple[Note, Any] | None:
-    """What is to be kept of a model, and its tokenizer; None if the lean pass does not fit it."""
+    """The facts to keep about a model, and its tokenizer; None if the lean pass does not fit it."""
     from forerun.lean.weights import SERVED, described
     from forerun.models.families import why_unserved
     from forerun.models.no_warnings import no_warnings
@@ -180,7 +180,7 @@ def _filled(model: FileModel, names: Iterable[str]) -> Any:
 
 
 def _cut(model: FileModel, layers: Sequence[int], num_words: int) -> FileModel:
-    """The model of some layers and of the first words of the vocabulary."""
+    """The model cut down to some layers and to the first words of the vocabulary."""
     told = model.config.to_dict() | {"num_hidden_layers": len(layers), "vocab_size": num_words}
     told |= {name: [own[layer] for layer in layers] for name, own in _by_layer(model).items()}
     told |= {f"{role}_token_id": None for role in ("bos", "eos", "pad")}
@@ -196,7 +196,7 @@ def _cut(model: FileModel, layers: Sequence[int], num_words: int) -> FileModel:
 
 
 def _by_layer(model: FileModel) -> dict[str, list[Any]]:
-    """The lists of a configuration that have an entry for each layer."""
+    """The lists in a configuration that have one entry for each layer."""
     told, count = model.config.to_dict(), model.config.num_hidden_layers
     return {k: own for k, own in told.items() if isinstance(own, list) and len(own) == count}
 

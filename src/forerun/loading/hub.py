@@ -15,7 +15,8 @@ TEXTS = ("*.json", "*.txt", "*.model", "*.jinja", "*.tiktoken")
 
 
 def why_not(name: str, token: Any = None) -> str | None:
-    """Why the hub does not serve the model; None if it does.
+    """The reason why the hub does not serve a model; None if it does. The hub is asked only once,
+    because the loader would retry for a minute.
 
     It is asked once: the loader would retry for a minute.
     """
@@ -42,8 +43,8 @@ def is_cached(name: str, cache_dir: Any = None) -> bool:
 
 
 def packed_folder(name: str, **options: Any) -> Path | None:
-    """Where the files of a model lie once they are downloaded, if its config.json says that its
-    weights have few bits; None for others, which their loader downloads.
+    """The folder of a downloaded model whose config.json says that its weights have few bits; None
+    for other models, which their loader downloads.
 
     options: revision, token, cache_dir and local_files_only.
     """
@@ -60,7 +61,8 @@ def packed_folder(name: str, **options: Any) -> Path | None:
 
 
 def without_hub(name: str) -> str:
-    """A sentence on the models that are installed here: the one that was probably meant, or all."""
+    """A sentence on the models that are installed here: the one that was probably meant, or all of
+    them."""
     known = {full.split("/")[-1].lower(): full for full in installed_names()}
     alike = get_close_matches(name.split("/")[-1].lower(), known, 1, cutoff=0.7)
     if alike and known[alike[0]] == name:

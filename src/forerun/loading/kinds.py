@@ -75,6 +75,6 @@ def merged(folder: Path, **options: Any) -> Any:
 
 
 def _base_of(config: Config) -> str:
-    """A sentence with the model that heads belong to, where they say it."""
+    """A sentence with the model that heads belong to; empty where the files do not name it."""
     base = config.get("base_model_name_or_path")
     return f"Name its target, {base!r}; drafters that fit are chosen by themselves." if base else ""

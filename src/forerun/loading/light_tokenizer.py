@@ -23,7 +23,7 @@ PLAIN = {"role", "content"}
 
 
 class KeptTokenizer(NamedTuple):
-    """Enough to make one."""
+    """The parts that a light tokenizer is made of."""
 
     words: NDArray[np.uint8]  # the JSON text of the tokenizers library; empty: there is none
     chat_template: str | None
@@ -35,7 +35,7 @@ NONE = KeptTokenizer(np.empty(0, np.uint8), None, None, {})
 
 
 class LightTokenizer:
-    """Looks like the whole tokenizer, class included."""
+    """A tokenizer that passes for the whole one of transformers, class included."""
 
     def __init__(self, kept: KeptTokenizer, load: Callable[[], Any]) -> None:
         from tokenizers import Tokenizer
@@ -81,20 +81,21 @@ class LightTokenizer:
         return repr(self._all)
 
     def __reduce__(self) -> Any:
-        """Copies and pickles are of the whole tokenizer."""
+        """Copies and pickles contain the whole tokenizer."""
         return _itself, (self._all,)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._all, name)
 
     def __setattr__(self, name: str, value: Any) -> None:
-        """From then on the whole tokenizer answers."""
+        """Set an attribute; from then on the whole tokenizer answers."""
         setattr(self._all, name, value)
         vars(self).pop(name, None)
 
     @property  # type: ignore[misc]
     def __class__(self) -> Any:
-        """For those who ask whether this is a tokenizer of transformers."""
+        """The class of the whole tokenizer, for code that asks whether this is one of
+        transformers."""
         return type(self._all)
 
     @property
@@ -114,7 +115,8 @@ def _itself(value: Any) -> Any:
 
 
 def of(tokenizer: Any) -> KeptTokenizer:
-    """What makes a light tokenizer that does the same; `NONE` if that is not possible."""
+    """The parts of a light tokenizer that does the same as a tokenizer; `NONE` if that is not
+    possible."""
     try:
         kept = KeptTokenizer(
             words=np.frombuffer(tokenizer.backend_tokenizer.to_str().encode(), np.uint8),
@@ -154,7 +156,7 @@ def _answers(tokenizer: Any, texts: Sequence[str]) -> list[Any]:
 
 
 def _plain(conversation: Any) -> bool:
-    """Whether all messages are a role and a text."""
+    """Whether all messages consist of a role and a text."""
     return isinstance(conversation, list) and all(
         isinstance(message, Mapping)
         and message.keys() == PLAIN

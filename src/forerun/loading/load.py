@@ -9,8 +9,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from forerun.base.errors import InputError, UnsupportedError, explain, meant, notice, warn
-from forerun.base.signatures import shown_by
+from forerun.base.errors import InputError, UnsupportedError, explain, meant, notice, shown_by, warn
 from forerun.gguf.magic import is_gguf
 from forerun.loading import hub
 from forerun.loading.bundled import NAME, local_copy
@@ -63,7 +62,7 @@ def load(
     gpu_memory: float | str | None = None,
     **given: Any,
 ) -> HuggingFaceModel | LeanModel | GpuModel:
-    """A causal language model and its tokenizer, from a directory or the Hugging Face hub.
+    """Load a causal language model and its tokenizer, from a directory or the Hugging Face hub.
 
     `dtype=None` keeps the precision the weights were saved in. Further arguments (`given`) go to
     `AutoModelForCausalLM.from_pretrained`. The default model, SmolLM2-135M-Instruct, comes from
@@ -185,7 +184,7 @@ def _read(source: Source, name: str, *, is_rounded: bool) -> LeanModel | None:
 def _gguf_on_gpu(
     path: Path, name: str, device: Any, dtype: Any, lean: Lean, memory: Any
 ) -> HuggingFaceModel | LeanModel | GpuModel:
-    """The model in a GGUF file, in its own bits."""
+    """The model in a GGUF file, with its weights in the bits of the file."""
     _check_extra()
     wrapper = huggingface_model()
     from forerun.loading.packed_checkpoint import told
@@ -238,7 +237,7 @@ def _packed(name: str, folder: Path, stored_as: Any, device: Any, dtype: Any, le
 
 
 def _tell_numbers(model: Any, dtype: Any) -> None:
-    """Say it where a model computes in other numbers than those that were asked for."""
+    """Warn where a model computes in another precision than the one that was asked for."""
     asked = str(dtype).removeprefix("torch.")
     if isinstance(model, CpuPass) and asked not in ("None", "auto", "float32"):
         warn(
@@ -248,7 +247,7 @@ def _tell_numbers(model: Any, dtype: Any) -> None:
 
 
 def _from(model: Any, is_converted: bool) -> HuggingFaceModel | LeanModel | GpuModel:
-    """The model, told where its weights come from if they were converted."""
+    """A model, which is told where its weights come from if they were converted."""
     loaded: HuggingFaceModel | LeanModel | GpuModel = model
     if is_converted:
         model.source = "from a GGUF file"
@@ -257,7 +256,7 @@ def _from(model: Any, is_converted: bool) -> HuggingFaceModel | LeanModel | GpuM
 
 @shown_by("fr.wrap(model, tokenizer)")
 def wrap(model: Any, tokenizer: Any = None) -> LanguageModel:
-    """Any kind of model as a `LanguageModel`.
+    """Wrap any kind of model as a `LanguageModel`.
 
     A `LanguageModel` is returned unchanged, a transformers model is adapted, the name or folder of
     a model is loaded, and any other function is taken for one from token ids to distributions. A
@@ -339,7 +338,8 @@ def on_usual_device(model: Any) -> Any:
 
 
 def _compile_drafter() -> None:
-    """The shipped one of the default model, beside what loading the model itself compiles."""
+    """Compile the pass of the default model's shipped drafter, beside what loading the model
+    compiles."""
     try:
         from forerun.lean import compiler
     except ImportError:  # loading will say what is wrong
@@ -364,7 +364,7 @@ def _can_download(name: str, options: Mapping[str, Any]) -> bool:
 
 
 def _refuse_unknown(error: TypeError, given: Mapping[str, Any]) -> None:
-    """Refuse an option by name where that is what the loader complains of."""
+    """Refuse an unknown option by its name where the loader complains of it."""
     found = re.search(r"unexpected keyword argument '(\w+)'", str(error))
     if found is None or found[1] not in given:
         return

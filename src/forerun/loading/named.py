@@ -14,7 +14,8 @@ _lock = RLock()
 
 
 def model_of(target: Any) -> LanguageModel:
-    """The model itself, or the one of that name or folder.
+    """The given model, or the model of a name or folder. The model that was last loaded by name is
+    kept for the next call, and no other.
 
     The last one that was loaded by its name is kept for the next call, and no more than that one.
     """

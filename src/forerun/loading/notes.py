@@ -32,7 +32,8 @@ Tree = TypeVar("Tree")
 
 
 def read(digest: str, variant: str, kind: type[Tree]) -> Tree | None:
-    """What was kept of contents and options; None if nothing was, or others may have written it."""
+    """The note about these contents and options; None if there is none, or if others may have
+    written it."""
     file = _file(digest, variant)
     if not is_ours(file):
         return None
@@ -70,7 +71,7 @@ def _digest(*facts: object) -> str:
 
 
 def _make_room(newest: Path) -> None:
-    """Remove what a new file replaces, what nobody uses, and what was never finished."""
+    """Remove notes that a new one replaces, notes that nobody uses, and unfinished ones."""
     variant = newest.name.rpartition("-")[0]
     for file in newest.parent.iterdir():
         limit = UNUSED

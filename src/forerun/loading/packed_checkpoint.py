@@ -54,7 +54,7 @@ class Shards:
 
 
 def told(model: Any, stored_as: str) -> str:
-    """Bytes, format, pass and room of a loaded `LanguageModel`, for people to read."""
+    """A sentence on the bytes, format, pass and room of a loaded `LanguageModel`."""
     plain = model.model
     total = sum(map(bytes_of, {id(each): each for each in plain.parameters()}.values()))
     layers = (module for module in plain.modules() if isinstance(module, PackedLinear))
@@ -105,7 +105,8 @@ def load_packed(
 
 
 def dtype_of(asked: Any, told: Any = None) -> Any:
-    """The precision of a model: what is asked for, or what its configuration told, in 16 bits."""
+    """The precision of a model in 16 bits: the one asked for, or the one that its configuration
+    names."""
     if asked in (None, "auto"):
         return told if told in (torch.bfloat16, torch.float16) else torch.bfloat16
     return getattr(torch, str(asked).removeprefix("torch."))
@@ -126,7 +127,7 @@ def _check_room(folder: Path, needed: int, device: Any) -> None:
 def _fill_linear(
     model: Any, shards: Shards, stored_as: Format, folder: Path, dtype: Any, keeps_bits: bool
 ) -> None:
-    """Read the matrices of few bits."""
+    """Read the few-bit matrices."""
     first, *others = stored_as.parts
     found = 0
     for name, module in list(model.named_modules()):
@@ -158,7 +159,7 @@ def _fill_linear(
 
 
 def _fill_rest(model: Any, shards: Shards, folder: Path, dtype: Any) -> None:
-    """Read what is stored in 16 bits or more: embeddings, norms, biases, some matrices."""
+    """Read the tensors in 16 bits or more: embeddings, norms, biases, some matrices."""
     tied = model.config.tie_word_embeddings
     for name, parameter in list(model.named_parameters()):
         if not parameter.is_meta:

@@ -41,7 +41,7 @@ class Stored(NamedTuple):
     find: Callable[[str], Any]  # a tensor by the rest of its name, on the device; None if absent
 
     def tensor(self, part: str, *kinds: Any) -> Any:
-        """A tensor that must be there, of one of these kinds."""
+        """A required tensor of one of these dtypes."""
         found = self.find(part)
         if found is None:
             wrong = f"The weights of {self.name} lack {part!r}, which their format has."
@@ -53,7 +53,7 @@ class Stored(NamedTuple):
         return found
 
     def scales(self, part: str) -> Any:
-        """Scales, all of them finite."""
+        """The scales, all of which must be finite."""
         found = self.tensor(part)
         if found.dtype == torch.uint8 or "e8m0" in str(found.dtype):  # exponents
             found = (found.view(torch.uint8).float() - 127).exp2()
@@ -70,7 +70,7 @@ class Stored(NamedTuple):
             raise InputError(explain(wrong, f"{found} where {expected} was expected", CURE))
 
     def made(self, numbers: Any, scales: Any, kind: str, zeros: Any = None) -> Packed:
-        """The matrix of these numbers, if scales divide it."""
+        """The matrix made of these numbers; refused if the scales do not divide it evenly."""
         most, largest = SCALES_BELOW.get(kind, float("inf")), float(scales.abs().max())
         if largest >= most:
             wrong = f"The scales of {self.name} are too large for small floats."

@@ -23,7 +23,8 @@ from forerun.measure.planner import SpeculationPlan
 
 @dataclass(frozen=True)
 class Export:
-    """Arguments for an engine, and notes; `arguments` is None if it has no counterpart.
+    """Arguments for an engine, and notes; `arguments` is None if the engine has no counterpart of
+    the plan.
 
     command: what the arguments follow; MODEL stands for the target.
     lossless: what keeps the target's distribution there, and what would not.
@@ -58,7 +59,7 @@ def script(export: Export, plan: SpeculationPlan) -> str:
 
 
 def for_forerun(plan: SpeculationPlan) -> Export:
-    """Flags of `forerun generate`."""
+    """The plan as flags of `forerun generate`."""
     if plan.choice is None or plan.drafter_name is None:
         return Export("forerun generate", "--drafter none")
     words = ["--drafter", plan.drafter_name, "--draft-length", str(plan.choice.draft_length)]
@@ -68,7 +69,7 @@ def for_forerun(plan: SpeculationPlan) -> Export:
 
 
 def for_vllm(plan: SpeculationPlan) -> Export:
-    """Flags of `vllm serve`, whose values are also arguments of `LLM`.
+    """The plan as flags of `vllm serve`, whose values are also arguments of `LLM`.
 
     Lookup drafters are ours, inside vLLM (`forerun.integrations.vllm`).
     """
@@ -122,7 +123,7 @@ def _lookup_options(drafter: Drafter | None) -> dict[str, Any] | None:
 
 
 def for_sglang(plan: SpeculationPlan) -> Export:
-    """Flags of `python -m sglang.launch_server`."""
+    """The plan as flags of `python -m sglang.launch_server`."""
     engine, command = "sglang", "python -m sglang.launch_server --model-path MODEL"
     if plan.choice is None:
         return Export(engine, "", ("Leave --speculative-algorithm out.",), command)
@@ -202,7 +203,7 @@ SGLANG_LOSSLESS = (
 
 
 def _head_folder(drafter: Heads) -> tuple[str, list[str]]:
-    """The folder of an EAGLE-3 head, and how it comes about where the head is one of ours."""
+    """The folder of an EAGLE-3 head, and how to make it where the head is one of ours."""
     name, _, place = drafter.name.partition(":")
     if name == "eagle3":
         return place, []

@@ -39,7 +39,8 @@ class Figures:
 
 
 def figures(runs: Sequence[Run], *, group: str | None = None) -> list[Figures]:
-    """One entry per cell, in the order of first runs; `group` restricts it to one task group."""
+    """The figures of every cell, in the order of first runs; `group` restricts them to one task
+    group."""
     cells: dict[Cell, list[Run]] = defaultdict(list)
     for run in runs:
         answers = [answer for answer in run.answers if group in (None, answer.group)]
@@ -109,7 +110,8 @@ def pace_by_prompt(runs: Sequence[Run]) -> dict[str, float]:
 
 
 def _count_ratio(answers: Sequence[AnswerRecord], above: str, below: str) -> Interval:
-    """Ratio of two counts; the repeats of a prompt are summed, since they are not independent."""
+    """The ratio of two counts; the repeats of a prompt are added up, because they are not
+    independent."""
     counts: dict[str, HostArray] = defaultdict(lambda: np.zeros(2))
     for answer in answers:
         counts[answer.prompt] += (getattr(answer, above), getattr(answer, below))
@@ -118,7 +120,8 @@ def _count_ratio(answers: Sequence[AnswerRecord], above: str, below: str) -> Int
 
 
 def speed_by_batch(runs: Sequence[Run]) -> dict[tuple[str, ...], HostArray]:
-    """Tokens and seconds (2,) of each batch of prompts, without its first round: medians."""
+    """The tokens and seconds (2,) of each batch of prompts without its first round, as medians over
+    repeats."""
     batches: dict[tuple[str, ...], list[tuple[float, float]]] = defaultdict(list)
     for run in runs:
         tokens = sum(answer.new_tokens - answer.first_tokens for answer in run.answers)
@@ -134,7 +137,8 @@ def _throughput(runs: Sequence[Run]) -> Interval:
 
 
 def _with_prompt(runs: Sequence[Run]) -> float | None:
-    """Tokens per second of whole calls; None if a call took its prompt from memory."""
+    """Tokens per second of whole calls, prompts included; None if a call took its prompt from
+    memory."""
     if not all(run.read_prompts for run in runs):
         return None
     tokens = sum(answer.new_tokens for run in runs for answer in run.answers)

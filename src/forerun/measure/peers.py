@@ -56,7 +56,7 @@ class Steps:
         self.counts.append(int(tokens.numel()))
 
     def end(self) -> None:
-        """Nothing to flush."""
+        """Does nothing, because nothing is buffered."""
 
 
 def run_transformers(

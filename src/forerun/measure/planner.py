@@ -6,8 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from forerun.base.errors import InputError, explain
-from forerun.base.signatures import shown_by
+from forerun.base.errors import InputError, explain, shown_by
 from forerun.drafters.base import Drafter
 from forerun.generation.choosing import Drafters, drafters_for
 from forerun.loading.named import model_of
@@ -148,7 +147,8 @@ def choose(
 
 
 def _different_rules(probe: DrafterProbe, temperature: float, rules: Sequence[str]) -> list[str]:
-    """The rules that the probe covers; only one of them where they all accept the same drafts.
+    """The rules that the probe covers, or only one of them where they all accept the same drafts.
+    That is so under greedy decoding, and for guesses without a law.
 
     That is so under greedy decoding, and for guesses without a law.
     """

@@ -12,8 +12,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from forerun.base.errors import InputError, explain
-from forerun.base.signatures import shown_by
+from forerun.base.errors import InputError, explain, shown_by
 from forerun.drafters.base import Drafter, Guess
 from forerun.drafters.model import Model
 from forerun.generation.choosing import drafter_for
@@ -158,8 +157,8 @@ def look_at(
 def step_sizes(
     num_drafters: int, num_prompts: int, num_temperatures: int, num_trees: int
 ) -> list[float]:
-    """How long each step takes that `look_at`, and then `try_out` of so many drafters, report: in
-    units of one text, by what the default model took."""
+    """The expected duration of each step that `look_at`, and then `try_out` of this many drafters,
+    report, in units of one text of the default model."""
     of_drafter = [TIMING_DRAFTS, *[1.0] * (num_prompts * num_temperatures * (1 + num_trees))]
     writing = [float(num_prompts)] * num_temperatures
     return [*writing, TIMING_PASSES, *of_drafter * num_drafters]

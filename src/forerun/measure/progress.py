@@ -12,7 +12,8 @@ EVERY = 20.0  # seconds between two lines where nothing can be rewritten
 
 
 class Progress:
-    """One line that is rewritten on a terminal; a line now and then in a file or a pipe.
+    """The progress of a command, as one line that is rewritten on a terminal, or as a line now and
+    then in a file or a pipe.
 
     with Progress("run", 40, done=14) as progress:
         progress.begin("ngram, K = 3")  # run 15 of 40: ngram, K = 3, about 4 min left
@@ -50,7 +51,7 @@ class Progress:
         self._write("")
 
     def begin(self, what: str) -> None:
-        """The next step begins; the one before is over."""
+        """Note that the next step begins, and that the one before is over."""
         self._done += self._begun > 0
         self._begun += 1
         now = time.monotonic()
@@ -62,7 +63,7 @@ class Progress:
             print(line, file=self._stream, flush=True)
 
     def note(self, what: str) -> None:
-        """Something that is not counted runs before the next step."""
+        """Show something uncounted that runs before the next step."""
         if self._is_terminal:
             self._write(f"{what} ...")
 
@@ -82,7 +83,7 @@ class Progress:
 
 
 def duration(seconds: float) -> str:
-    """90 -> "90 s", 200 -> "3 min", 10000 -> "2.8 h\""""
+    """Seconds in words: 90 -> "90 s", 200 -> "3 min", 10000 -> "2.8 h"."""
     if seconds < 100:
         return f"{seconds:.0f} s"
     return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"

@@ -27,7 +27,8 @@ from forerun.rules.types import DraftLength
 
 
 def build(kind: Any, value: Any, where: str = "it") -> Any:
-    """`value` as a `kind`: a dataclass, a list, dict or union of such, or a plain value.
+    """Build the object of type `kind` from JSON `value`: a dataclass, a list, dict or union of
+    such, or a plain value. Raises ValueError that says where they differ.
 
     Raises ValueError that says where they differ.
     """
@@ -66,7 +67,8 @@ def _build_dataclass(kind: Any, value: Any, where: str) -> Any:
 
 @cache
 def _hints(kind: Any) -> dict[str, Any]:
-    """Types by field, cached: looking them up takes longer than the rest of a line."""
+    """The types of the fields, which are cached because looking them up takes longer than reading
+    the rest of a line."""
     hints = get_type_hints(kind)
     return {field.name: hints[field.name] for field in fields(kind)}
 

@@ -35,7 +35,7 @@ class Results:
         return list(dict.fromkeys(kept))
 
     def plain_series(self) -> list[Series]:
-        """The plain-decoding series: ours, and one per peer."""
+        """The series of plain decoding: ours, and one for each peer."""
         cells = (entry.cell for entry in self.figures if is_plain(entry.cell))
         plain_lines = dict.fromkeys(map(series_of, cells))
         return sorted(plain_lines, key=lambda series: series.peer or "")
@@ -59,7 +59,7 @@ class Results:
         return next(iter(line), None)
 
     def best(self, setting: Setting, series: Series) -> Figures:
-        """The cell of a line with the most tokens per second, `auto` among them."""
+        """The cell of a line with the most tokens per second, which may be `auto`."""
         return max(self._line(setting, series), key=lambda entry: entry.tokens_per_second.mean)
 
     def best_fixed(self, setting: Setting, series: Series) -> Figures | None:
@@ -67,7 +67,8 @@ class Results:
         return max(line, key=lambda entry: entry.tokens_per_second.mean, default=None)
 
     def longest(self, setting: Setting) -> list[Figures]:
-        """The longest fixed draft of each of our drafters: it covers the most positions."""
+        """The cell with the longest fixed draft of each of our drafters, which covers the most
+        positions."""
         lines = [
             self.fixed(setting, series) for series in self.series(setting) if series.peer is None
         ]
@@ -94,7 +95,8 @@ class Results:
 
     @property
     def sample(self) -> Sample | None:
-        """The generation to show: of a drafter that is best in some setting, if recorded."""
+        """The generation to show: of a drafter that is best in some setting, if one was
+        recorded."""
         best = [entry.cell.drafter for setting in self.settings if (entry := self.winner(setting))]
         samples = self.records.samples
         fitting = [
@@ -166,12 +168,12 @@ class Results:
 
 
 def listed(words: Sequence[str]) -> str:
-    """`a, b and c`"""
+    """Words as a list in a sentence: `a, b and c`."""
     return " and ".join(filter(None, [", ".join(words[:-1]), *words[-1:]]))
 
 
 def shares_in_words(shares: dict[str, float]) -> str:
-    """`a 10%, b 20%`; of more than three, only the smallest and the largest."""
+    """Shares in words: `a 10%, b 20%`; of more than three, only the smallest and the largest."""
     words = {name: f"{name} {share:.0%}" for name, share in shares.items()}
     if len(words) <= 3:
         return ", ".join(words.values())

@@ -45,7 +45,7 @@ class Script:
         return [Guess(self._guess(turn, state[turn.row])) for turn in turns]
 
     def observe(self, state: Answers, outcomes: Sequence[Outcome]) -> None:
-        """Nothing to learn."""
+        """Does nothing, because there is nothing to learn."""
 
     def release(self, state: Answers, row: int) -> None:
         del state[row]
@@ -65,7 +65,7 @@ def _other(token: int) -> int:
 
 @dataclass
 class Cycling(PassingOn):
-    """Asks another drafter for drafts of these lengths in turn, and records what it asked for."""
+    """Asks another drafter for drafts of these lengths in turn, and records each request."""
 
     lengths: Sequence[int]
     asked: list[int] = field(default_factory=list)  # the longest budget of each round
@@ -82,7 +82,8 @@ class Cycling(PassingOn):
 
 @dataclass
 class Overheard(PassingOn):
-    """Records another drafter's guess at every token and proposes nothing: decoding stays plain."""
+    """Records the guess of another drafter at every token and proposes nothing, so that decoding
+    stays plain."""
 
     guesses: list[Guess] = field(default_factory=list)  # at each output position
 

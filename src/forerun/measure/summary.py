@@ -147,7 +147,8 @@ def is_close(prediction: Prediction, entry: Figures) -> bool:
 
 
 def in_words(summary: Summary) -> list[str]:
-    """Text lines: predictions and each miss, the automatic draft length, the replay."""
+    """The summary as lines of text: predictions and each miss, the automatic draft length, the
+    replay."""
     lines = []
     if summary.num_predicted:
         close = f"{summary.num_close} of {summary.num_predicted}"
@@ -198,7 +199,8 @@ def _autos(runs: Sequence[Run], measured: Sequence[Figures]) -> list[Auto]:
 
 
 def _is_auto(cell: Cell) -> bool:
-    """A tree's depth is not the policy's to choose."""
+    """Whether a cell's draft length is automatic. The depth of a tree is not the policy's to
+    choose."""
     return cell.draft_length == "auto" and cell.tree is None and cell.peer is None
 
 

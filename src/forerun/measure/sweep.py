@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from forerun.base.signatures import shown_by
+from forerun.base.errors import shown_by
 from forerun.drafters.base import Drafter
 from forerun.generation.choosing import Drafters, drafters_for
 from forerun.generation.prompts import encode
@@ -209,7 +209,7 @@ def _is_predictable(cell: Cell) -> bool:
 
 
 def as_chat(target: Any, prompt: Prompt) -> Any:
-    """The first turn; as a chat if the target's tokenizer has a chat template."""
+    """The first turn of a prompt, as a chat if the target's tokenizer has a chat template."""
     has_template = getattr(getattr(target, "tokenizer", None), "chat_template", None) is not None
     return [{"role": "user", "content": prompt.text}] if has_template else prompt.text
 
@@ -220,7 +220,7 @@ def _question(target: LanguageModel, prompt: Prompt, index: int, seed: int) -> Q
 
 
 def _named(prompts: Sequence[Prompt | str]) -> list[Prompt]:
-    """Texts as prompts of one group, called by their number."""
+    """Texts as prompts of one group, named by their numbers."""
     listed = [prompts] if isinstance(prompts, str) else prompts
     return [
         Prompt(str(number), "prompts", (prompt,)) if isinstance(prompt, str) else prompt
@@ -238,7 +238,7 @@ def _ids(run: Run) -> tuple[str, ...]:
 
 
 def _title(cell: Cell) -> str:
-    """A cell in few words."""
+    """A short description of a cell."""
     name = "plain" if cell.drafter is None else f"{cell.drafter}, K = {cell.draft_length}"
     name += "" if cell.tree is None else f", tree of {cell.tree}"
     name += "" if cell.peer is None else f" ({cell.peer})"

@@ -15,7 +15,7 @@ from forerun.measure.results import Results, listed
 
 
 def headline(results: Results) -> str:
-    """One line per answer over all settings; what is not clear comes first."""
+    """The verdict over all settings, one line for each answer; unclear ones come first."""
     gains = {setting: results.gain(setting) for setting in results.settings}
     known = {setting: gain for setting, gain in gains.items() if gain is not None}
     if not known:
@@ -47,7 +47,7 @@ def _range(gains: list[Gain]) -> str:
 
 
 def advice(results: Results, setting: Setting) -> str:
-    """What to do in one setting."""
+    """A sentence on what to do in one setting."""
     best, gain = results.winner(setting), results.gain(setting)
     if best is None or best.speedup is None:
         return "Plain decoding was not measured here, so there is nothing to compare with."
@@ -73,10 +73,10 @@ def advice(results: Results, setting: Setting) -> str:
 
 
 def name_of(best: Figures) -> str:
-    """A cell as its drafter and its draft length."""
+    """The name of a cell: its drafter and its draft length."""
     return f"{series_of(best.cell).label} with {length_words(best.cell)}"
 
 
 def ends_of(value: Interval) -> str:
-    """The ends of an interval of speed-ups."""
+    """The ends of an interval of speed-ups, in words."""
     return f"{value.low:.2f} to {value.high:.2f}"

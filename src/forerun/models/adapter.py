@@ -41,10 +41,11 @@ def missing(module: str) -> MissingExtraError:
 
 
 def register(convert: Callable[[Any], LanguageModel]) -> None:
-    """Let `as_model` use this function, which raises where an object is no model."""
+    """Let `as_model` use this function, which raises an error for objects that are no models."""
     _converters[:] = [convert]
 
 
 def as_model(given: Any) -> LanguageModel:
-    """The model that the registered function makes of an object; a `LanguageModel` stays itself."""
+    """The model that the registered function makes of an object; a `LanguageModel` is returned
+    unchanged."""
     return _converters[0](given)

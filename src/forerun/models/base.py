@@ -14,9 +14,9 @@ replays, *recompute* stores nothing.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, NoReturn, Protocol, Self, SupportsIndex, runtime_checkable
 
-from forerun.base.errors import InputError, explain
+from forerun.base.errors import InputError, UnsupportedError, explain
 
 Parents = Sequence[int]
 Kept = int | Sequence[int]
@@ -177,12 +177,12 @@ class Bounded(Protocol):
     """A model whose rows share room that can run out.  States of one model may share it too."""
 
     def longest(self, state: Any) -> int:
-        """Tokens of the longest text that there is room for, where no other has any."""
+        """The number of tokens of the longest text that fits if no other text takes room."""
         ...
 
     def reserve(self, state: Any, row: int, length: int) -> bool:
         """Make room for the first `length` tokens of a row and for the next drafts, if need be in
-        place of rows that rest.  False, and nothing has changed, where there is none."""
+        place of rows that rest. Returns False, and changes nothing, where there is no room."""
         ...
 
     def rest(self, state: Any, row: int) -> None:
@@ -327,3 +327,29 @@ def size_name(num_parameters: int) -> str:
         if num_parameters >= size:
             return f"{num_parameters / size:.3g}{unit} parameters"
     return f"{num_parameters} parameters"
+
+
+class NotPickled:
+    """The base of models that refuse to be pickled or deeply copied, with a cure in the error.
+
+    Their weights lie in the memory of a process or a device, and their code is compiled for them.
+    """
+
+    name: str
+
+    def __reduce_ex__(self, protocol: SupportsIndex, /) -> NoReturn:
+        cure = "Load it in each process, with forerun.load or forerun.wrap there."
+        raise self._refusal("pickled", cure)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Self:
+        raise self._refusal("deeply copied", "Pass it on as it is: engines and threads share it.")
+
+    def __copy__(self) -> Self:
+        """A model with the same weights; without this method, `copy` would call `__reduce_ex__`."""
+        other = object.__new__(type(self))
+        vars(other).update(vars(self))
+        return other
+
+    def _refusal(self, done: str, cure: str) -> UnsupportedError:
+        wrong = f"A loaded model stays where it is and cannot be {done}."
+        return UnsupportedError(explain(wrong, f"{type(self).__name__}({self.name!r})", cure))

@@ -227,17 +227,18 @@ Norm = Callable[[Any], Any]
 
 
 def _rounded_first(norm: Any, eps: float) -> Norm:
-    """The norm of Llama, Mistral, Qwen and Phi: rounded before the weight multiplies it."""
+    """The norm of Llama, Mistral, Qwen and Phi, which is rounded before it is multiplied by the
+    weight."""
     return lambda x: norm.weight * rms_norm(x, norm.weight.shape, None, eps)
 
 
 def _rounded_last(norm: Any, eps: float) -> Norm:
-    """The norm of OLMo 2: rounded after the weight has multiplied it."""
+    """The norm of OLMo 2, which is rounded after it was multiplied by the weight."""
     return lambda x: (norm.weight * rms_norm(x.float(), norm.weight.shape, None, eps)).to(x.dtype)
 
 
 def _around_one(norm: Any, eps: float) -> Norm:
-    """The norm of Gemma: the weight is stored minus 1, and rounding comes last."""
+    """The norm of Gemma, whose weight is stored minus 1, and which is rounded last."""
 
     def fused(x: Any) -> Any:
         result = rms_norm(x.float(), norm.weight.shape, None, eps)

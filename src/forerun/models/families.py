@@ -23,7 +23,7 @@ AFTER = ("post_attention_layernorm", "post_feedforward_layernorm")
 
 
 class Family(NamedTuple):
-    """What a class of models calls its norms, of attention and of the MLP."""
+    """The names that a class of models gives to its norms, attention and MLP."""
 
     name: str  # for people to read
     before: tuple[str, ...] = BEFORE
@@ -67,7 +67,7 @@ class Experts(NamedTuple):
 
 
 class LayerForm(NamedTuple):
-    """What may differ from layer to layer, besides the weights."""
+    """The properties in which layers may differ, besides their weights."""
 
     window: int | None = None  # keys that a token sees, its own included; None: all of them
     table: int | None = 0  # the rotary table that turns queries and keys; None: they stay
@@ -76,7 +76,7 @@ class LayerForm(NamedTuple):
 
 @dataclass(frozen=True)
 class Form:
-    """How the layers of a model are built; weights are not part of it."""
+    """The structure of the layers of a model, without the weights."""
 
     num_heads: int
     num_key_heads: int
@@ -100,7 +100,7 @@ class Form:
 
     @property
     def group(self) -> int:
-        """Query heads that share a key head."""
+        """The number of query heads that share a key head."""
         return self.num_heads // self.num_key_heads
 
     @property
@@ -109,7 +109,7 @@ class Form:
 
     @property
     def features(self) -> frozenset[str]:
-        """What the model has beyond a Llama, in words."""
+        """The properties of the model that a Llama does not have, in words."""
         scales = self.embedding_scale, self.residual_scale, self.logits_scale
         there = {
             "sliding windows": any(layer.window for layer in self.layers),

@@ -18,6 +18,7 @@ from forerun.models.agreement import Probe
 from forerun.models.attention import layer_kinds
 from forerun.models.base import (
     Kept,
+    NotPickled,
     Parents,
     check_copy,
     check_layers,
@@ -29,7 +30,6 @@ from forerun.models.base import (
 from forerun.models.crop import CropRows
 from forerun.models.first_layers import FirstLayers, check_depth, truncated
 from forerun.models.forward import Forward, exact_forward
-from forerun.models.pickling import NotPickled
 from forerun.models.rounded import Bits, rounded_copy
 from forerun.models.snapshot import RecomputeRows, SnapshotRows
 from forerun.models.trial_results import LOCK, Findings

@@ -22,7 +22,7 @@ PARTS = (128, 64, 32, 16)
 
 
 class Number(NamedTuple):
-    """A kind of number."""
+    """A kind of number, and how it is stored."""
 
     bits: int
     parts: int  # whose numbers lie in the same words
@@ -31,7 +31,7 @@ class Number(NamedTuple):
 
     @property
     def words(self) -> int:
-        """Words that hold a number of each part."""
+        """The number of words that hold one number of each part."""
         return self.parts * self.bits // 16
 
 
@@ -65,12 +65,12 @@ class Packed:
 
     @property
     def group(self) -> int:
-        """Inputs that share a scale."""
+        """The number of inputs that share a scale."""
         return int(self.shape[1] // self.scales.shape[1])
 
     @property
     def rows(self) -> int:
-        """Rows that share a scale."""
+        """The number of rows that share a scale."""
         return int(self.shape[0] // self.scales.shape[0])
 
     @property
@@ -79,7 +79,7 @@ class Packed:
 
     @property
     def tables(self) -> tuple[Any, ...]:
-        """The tensors there are."""
+        """The tensors that the matrix consists of."""
         found = (getattr(self, name) for name in TABLES)
         return tuple(table for table in found if table is not None)
 
@@ -96,7 +96,7 @@ class Packed:
         return moved
 
     def written_out(self) -> Any:
-        """The weights (N, K)."""
+        """The weights (N, K) as floats."""
         values = numbers_of(self.words, self.number, self.part)
         if self.zeros is not None:
             values -= self._spread(self.zeros)
@@ -111,12 +111,12 @@ class Packed:
         return values.to(self.dtype)
 
     def _spread(self, table: Any) -> Any:
-        """A table's entry for every weight."""
+        """The entry of a table for every weight."""
         wide = table.float().repeat_interleave(self.shape[1] // table.shape[1], 1)
         return wide if len(wide) == self.shape[0] else wide.repeat_interleave(self.rows, 0)
 
     def is_alike(self, other: Packed) -> bool:
-        """Whether one matrix can hold both, one below the other."""
+        """Whether one matrix could hold this one and another, one below the other."""
 
         def kind(one: Packed) -> tuple[Any, ...]:
             tables = (getattr(one, name) for name in TABLES)
@@ -137,7 +137,7 @@ class PackedLinear(torch.nn.Module):  # type: ignore[misc, unused-ignore]
 
     @property
     def weight(self) -> Any:
-        """The weights (out, in), written out for whoever asks."""
+        """The weights (out, in), written out for code that reads them."""
         return self.matrix.written_out()
 
     def forward(self, x: Any) -> Any:
@@ -158,13 +158,13 @@ def packed(numbers: Any, scales: Any, number: str, dtype: Any, **tables: Any) ->
 
 
 def part_of(depth: int, group: int, number: str) -> int:
-    """The largest part of a row that divides it and has one scale; 0 if there is none."""
+    """The largest part that divides a row and has one scale; 0 if there is none."""
     parts = NUMBERS[number].parts
     return next((part for part in PARTS if depth % (part * parts) == 0 == group % part), 0)
 
 
 def words_of(numbers: Any, number: str, part: int) -> Any:
-    """Numbers (N, K), one to a byte, as words (N, K * bits / 16)."""
+    """Numbers (N, K), one to a byte, packed into words (N, K * bits / 16)."""
     num_rows, depth = numbers.shape
     bits, parts = NUMBERS[number].bits, NUMBERS[number].parts
     each = numbers.view(num_rows, depth // (parts * part), parts, part).to(torch.int32)
@@ -182,18 +182,18 @@ def words_of(numbers: Any, number: str, part: int) -> Any:
 
 
 def _joined(each: Any, bits: int) -> Any:
-    """Numbers (·, ·, parts, part) in words (·, ·, part), the first in the lowest bits."""
+    """Numbers (·, ·, parts, part) packed into words (·, ·, part), the first in the lowest bits."""
     return sum(each[:, :, i] << bits * i for i in range(each.shape[2]))
 
 
 def _apart(words: Any, bits: int) -> Any:
-    """The inverse, of words (·, ·, 1, part)."""
+    """The numbers in words (·, ·, 1, part): the inverse of `_joined`."""
     shifts = torch.arange(0, 16, bits, device=words.device)[:, None]
     return words >> shifts & (1 << bits) - 1
 
 
 def numbers_of(words: Any, number: str, part: int) -> Any:
-    """The inverse, as float32 (N, K)."""
+    """The numbers of packed words as float32 (N, K): the inverse of `words_of`."""
     num_rows, about = len(words), NUMBERS[number]
     wide = words.view(num_rows, -1, about.words, part).to(torch.int32) & 0xFFFF
     if number == "e4m3":
@@ -213,7 +213,7 @@ _E2M1 = torch.tensor([0, 0.5, 1, 1.5, 2, 3, 4, 6, -0.0, -0.5, -1, -1.5, -2, -3, 
 
 
 def stacked(parts: Sequence[Packed]) -> Packed:
-    """Matrices with the same inputs as one, of which they become views."""
+    """Matrices with the same inputs joined into one; they become views of it."""
     if len(parts) == 1:
         return parts[0]
     if len({part.rows for part in parts}) > 1:
@@ -231,7 +231,7 @@ def stacked(parts: Sequence[Packed]) -> Packed:
 
 
 def _whole(tables: Sequence[Any]) -> Any:
-    """Tables below one another; not copied where they lie so already."""
+    """Tables joined one below the other, without a copy where they lie so in memory."""
     first, total = tables[0], sum(map(len, tables))
     ends = [table.data_ptr() + table.numel() * table.element_size() for table in tables]
     is_one = len({table.untyped_storage().data_ptr() for table in tables}) == 1

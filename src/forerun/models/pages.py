@@ -12,7 +12,7 @@ from typing import Generic, Protocol, TypeVar
 
 
 class Page(Protocol):
-    """Slots of all layers."""
+    """A page: the slots of all layers."""
 
     num_holders: int
 
@@ -21,7 +21,7 @@ Some = TypeVar("Some", bound=Page)
 
 
 class RowPages(ABC, Generic[Some]):
-    """The pages of all rows, `size` slots each."""
+    """The pages of all rows; a page has `size` slots."""
 
     def __init__(self, num_rows: int, size: int) -> None:
         self.size = size
@@ -29,11 +29,11 @@ class RowPages(ABC, Generic[Some]):
 
     @abstractmethod
     def _new_page(self) -> Some:
-        """A free page, whose only holder is who asks."""
+        """A free page, which the caller now holds."""
 
     @abstractmethod
     def _copy(self, page: Some, to: Some) -> None:
-        """Copy what a page holds."""
+        """Copy the content of a page to another one."""
 
     @abstractmethod
     def _free(self, page: Some) -> None:
@@ -41,10 +41,10 @@ class RowPages(ABC, Generic[Some]):
 
     @abstractmethod
     def _note(self, row: int, first: int) -> None:
-        """The pages of a row are others from number `first` on."""
+        """Note that the pages of a row have changed from number `first` on."""
 
     def num_pages(self, length: int) -> int:
-        """Pages that hold so many slots."""
+        """The number of pages that hold this many slots."""
         return -(-length // self.size)
 
     def of_row(self, row: int, length: int) -> list[Some]:
@@ -52,7 +52,7 @@ class RowPages(ABC, Generic[Some]):
         return self._rows[row][: self.num_pages(length)]
 
     def num_missing(self, row: int, begin: int, end: int) -> int:
-        """Free pages that `reserve` would take."""
+        """The number of free pages that `reserve` would take."""
         pages, needed = self._rows[row], self.num_pages(end)
         shared = sum(page.num_holders > 1 for page in pages[begin // self.size : needed])
         return shared + max(0, needed - len(pages))

@@ -103,7 +103,7 @@ def uniform_row(seed: int, position: int, num_tokens: int, purpose: Purpose) -> 
 
 
 def fold(seed: int, index: int) -> int:
-    """The seed of the index-th of several independent things that share a seed; index 0 has the
+    """The seed of the index-th of several independent objects that share a seed; index 0 has the
     seed itself."""
     if index == 0:
         return seed

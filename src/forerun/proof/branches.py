@@ -72,7 +72,8 @@ def edges(weights: Array) -> Array:
 
 
 def _share(chance: Array, low: Array, high: Array) -> tuple[Array, Array]:
-    """How much of the numbers from low to high lies below a chance, and where it ends, both (B,).
+    """The share of the numbers from low to high that lie below a chance, and where that share ends,
+    both (B,). A row without any numbers left is on a path that has ended.
 
     A row that nothing is left of is on a path that has ended.
     """
@@ -117,7 +118,7 @@ class BranchingNoise:
         }
 
     def coins(self, slots: list[int], chances: Array) -> Array:
-        """Heads or tails for all rows at once, one coin after the other, (B, slots)."""
+        """Outcomes of coins for all rows at once, one coin after the other, (B, slots)."""
         heads = np.zeros(len(slots), dtype=bool)
         for column, (slot, chance) in enumerate(zip(slots, chances.T, strict=True)):
             address = self._address(Purpose.ACCEPT, slot)
@@ -160,11 +161,11 @@ class BranchingNoise:
 
     @property
     def last(self) -> int:
-        """The last position of which any number was met."""
+        """The last position of any number that was met."""
         return max((address.position for address in self._spans), default=-1)
 
     def remembered(self, row: int, first: int) -> Memory:
-        """What a round that starts at position `first` knows of its numbers."""
+        """The facts that a round which starts at position `first` knows about its numbers."""
         known = (
             (address, (float(low[row]), float(high[row])))
             for address, (low, high) in self._spans.items()
@@ -173,11 +174,11 @@ class BranchingNoise:
         return tuple(sorted(item for item in known if item[1] != WHOLE))
 
     def _address(self, purpose: Purpose, slot: int) -> Address:
-        """Where production would look this number up."""
+        """The address at which production would look this number up."""
         return Address(purpose, *self.addressing(purpose, self.first, slot))
 
     def _meet(self, address: Address, uncertain: Array) -> tuple[Array, Array]:
-        """What is known of a number; uncertain (B,) says in which rows it matters."""
+        """The facts known about a number; uncertain (B,) says in which rows it matters."""
         fresh = self._fresh
         low, high = self._spans.get(address, fresh)
         if low is fresh[0] and high is fresh[1] and address.position >= self.first:

@@ -1,12 +1,13 @@
 """Broken verifiers and drawers, written the way they are usually written.
 
-What most of them share with the correct rule is `walk`, the left-to-right loop, or `block`: each
+Most of them share with the correct rule `walk`, the left-to-right loop, or `block`; those for trees
+share `descend`, the walk from the root down, or `traverse`, the one from the leaves up.  Each
 changes one thing in it.  `mutants.py` lists them with what is wrong.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -18,6 +19,8 @@ from forerun.proof.law import Model
 from forerun.proof.rounds import Drawer, draw_plainly
 from forerun.rules.base import Noise, Residual, Trial
 from forerun.rules.block import Block
+from forerun.trees.sibling_laws import Children, draw_children
+from forerun.trees.tree import ROOT, Tree
 
 
 def sample(rng: Any, weights: HostArray) -> int:
@@ -104,36 +107,37 @@ def from_few_bits(row: HostArray) -> HostArray:
 
 
 def bare_target(tokens: Any, draft: Any, target: Any, rng: Any) -> list[int]:
-    """Accepts with p(x) where p(x) / q(x) is due, and corrects by p."""
+    """Accept with chance p(x) instead of p(x) / q(x), and correct by p."""
     return walk(tokens, draft, target, rng, lambda p, q, x: p[x], lambda p, q: p)
 
 
 def first_unchecked(tokens: Any, draft: Any, target: Any, rng: Any) -> list[int]:
-    """Keeps the first token whatever its chance is."""
+    """Keep the first token whatever its chance is."""
     if not len(tokens):
         return walk(tokens, draft, target, rng)
     return [int(tokens[0]), *walk(tokens[1:], draft[1:], target[1:], rng)]
 
 
 def off_by_one(tokens: Any, draft: Any, target: Any, rng: Any) -> list[int]:
-    """Judges every slot by the row after it."""
+    """Judge every slot by the row after it."""
     return walk(tokens, draft, np.concatenate([target[1:], target[-1:]]), rng)
 
 
 def bonus_after_refusal(tokens: Any, draft: Any, target: Any, rng: Any) -> list[int]:
-    """Takes K emitted tokens for K accepted ones: a refusal in the last slot gets a bonus too."""
+    """Take K emitted tokens for K accepted ones, so that a refusal in the last slot gets a bonus
+    too."""
     emitted = walk(tokens, draft, target[:-1], rng) if len(tokens) else []
     kept = emitted[: len(tokens)]
     return [*kept, sample(rng, target[-1])] if len(kept) == len(tokens) else kept
 
 
 def stale_rows(tokens: Any, draft: Any, target: Any, rng: Any) -> list[int]:
-    """Judges every slot by the row before the draft."""
+    """Judge every slot by the row before the draft."""
     return walk(tokens, draft, np.repeat(target[:1], len(target), axis=0), rng)
 
 
 def one_coin(tokens: Any, draft: Any, target: Any, rng: Any) -> list[int]:
-    """Judges all slots by one number."""
+    """Judge all slots by one number."""
     coin = rng.random()
     kept: list[int] = []
     for slot, token in enumerate(tokens):
@@ -144,12 +148,12 @@ def one_coin(tokens: Any, draft: Any, target: Any, rng: Any) -> list[int]:
 
 
 def argmax_correction(tokens: Any, draft: Any, target: Any, rng: Any) -> list[int]:
-    """Corrects a refused token by the likeliest of the residual."""
+    """Correct a refused token by the likeliest token of the residual."""
     return walk(tokens, draft, target, rng, correction=lambda p, q: from_argmax(owed(p, q)))
 
 
 def redraw_on_mismatch(tokens: Any, draft: Any, target: Any, rng: Any) -> list[int]:
-    """Draws from the target, and once more where that is another token."""
+    """Draw from the target, and draw once more if the token differs from the draft."""
     kept: list[int] = []
     for slot, token in enumerate(tokens):
         if sample(rng, target[slot]) != token:
@@ -159,13 +163,13 @@ def redraw_on_mismatch(tokens: Any, draft: Any, target: Any, rng: Any) -> list[i
 
 
 def padded_vocabulary(tokens: Any, draft: Any, target: Any, rng: Any) -> list[int]:
-    """Gives the ids past the vocabulary's end a share, as padded rows have it."""
+    """Give the ids past the vocabulary's end a share, as padded rows do."""
     pad = np.full((len(target), 1), 0.05)
     return walk(tokens, np.pad(draft, ((0, 0), (0, 1))), np.concatenate([target, pad], axis=1), rng)
 
 
 def top_children_as_sampled(tokens: Any, draft: Any, target: Any, rng: Any) -> list[int]:
-    """Judges the likeliest children as if they had been drawn."""
+    """Judge the likeliest children as if they had been drawn."""
     if not len(tokens):
         return walk(tokens, draft, target, rng)
     left, law = target[0], draft[0]
@@ -223,7 +227,7 @@ def block(
 
 
 class SharedUniform:
-    """The number that drew a draft token decides its acceptance too."""
+    """A verifier in which the number that drew a token also decides its acceptance."""
 
     def __init__(self) -> None:
         """Begins without a number to share."""
@@ -259,15 +263,15 @@ class OneAddress:
     noise: Noise
 
     def coins(self, slots: list[int], chances: Array) -> Array:
-        """Coins that all lie at the first slot."""
+        """Toss coins that all lie at the first slot."""
         return self.noise.coins([0] * len(slots), chances)
 
     def draw(self, weights: Residual | Array) -> Array:
-        """A draw by its usual number."""
+        """Draw with the usual number."""
         return self.noise.draw(weights)
 
     def race(self, weights: Array, rows: Array, slots: Array) -> Array:
-        """Races with their usual numbers."""
+        """Race with the usual numbers."""
         return self.noise.race(weights, rows, slots)
 
 
@@ -294,3 +298,122 @@ def drafts_by_position(purpose: Purpose, first: Any, slot: Any) -> tuple[Any, An
     if purpose is Purpose.DRAFT:
         return first + slot, slot * 0
     return by_round(purpose, first, slot)
+
+
+def owed_law(law: HostArray, drawn: HostArray) -> HostArray:
+    """(P - q)+ as a law, or P where nothing is left of it."""
+    part = owed(law, drawn)
+    return np.asarray(part / part.sum())
+
+
+def descend(
+    tokens: Any,
+    draft: Any,
+    target: Any,
+    rng: Any,
+    tree: Tree,
+    *,
+    order: Callable[[tuple[int, ...]], Iterable[int]] = tuple,
+    update: Callable[[HostArray, HostArray], HostArray] = owed_law,
+    correction: Callable[[HostArray, HostArray], HostArray] = lambda law, left: left,
+) -> list[int]:
+    """The correct `siblings` rule, with each of its parts open to replacement."""
+    node, kept = ROOT, list[int]()
+    while True:
+        left, before = target[node + 1], node
+        for child in order(tree.children[node]):
+            token = int(tokens[child])
+            if rng.random() < left[token] / draft[child][token]:
+                node, kept = child, [*kept, token]
+                break
+            left = update(left, draft[child])
+        if node == before:
+            return [*kept, sample(rng, correction(target[node + 1], left))]
+
+
+def traverse(
+    tokens: Any,
+    draft: Any,
+    target: Any,
+    rng: Any,
+    tree: Tree,
+    *,
+    chance_left: Callable[[float, float], float] = lambda r, s: s / (s + 1 - r) if s > 0 else 0.0,
+    token_residual: bool = False,
+) -> list[int]:
+    """The correct `traversal` rule as it is usually written, and two mistakes one can make."""
+
+    def visit(node: int, debt: float) -> tuple[int, HostArray] | None:
+        """The node at which the path ends and the law there, or None if it ends above this node;
+        debt: the share of the node's law that is still owed.
+        """
+        law = target[node + 1]
+        for child in tree.children[node]:
+            token = int(tokens[child])
+            stop = visit(child, min(debt * law[token] / draft[child][token], 1.0))
+            if stop:
+                return stop
+            missing = float(np.maximum(debt * law - draft[child], 0.0).sum())
+            left = np.maximum((1.0 if token_residual else debt) * law - draft[child], 0.0)
+            law = left / left.sum() if left.sum() > 1e-12 else law
+            debt = chance_left(debt, missing)
+        return (node, law) if node == ROOT or rng.random() < debt else None
+
+    node, law = visit(ROOT, 1.0) or (ROOT, target[0])
+    return [*(int(tokens[step]) for step in tree.path(node)), sample(rng, law)]
+
+
+def likeliest_first(tokens: Any, draft: Any, target: Any, rng: Any, tree: Tree) -> list[int]:
+    """Try children by how much likelier the target finds them than the drafter, not in the order in
+    which they were drawn."""
+
+    def gain(child: int) -> float:
+        """p(x) / q(x) of a child."""
+        token, before = tokens[child], tree.parents[child] + 1
+        return float(target[before][token] / draft[child][token])
+
+    return descend(
+        tokens, draft, target, rng, tree, order=lambda nodes: sorted(nodes, key=gain, reverse=True)
+    )
+
+
+def sample_per_path(tokens: Any, draft: Any, target: Any, rng: Any, tree: Tree) -> list[int]:
+    """Match every path against target samples of its own, and keep the longest match."""
+    longest = [] if len(tree) else [sample(rng, target[0])]
+    for leaf in tree.leaves:
+        emitted: list[int] = []
+        for node in tree.path(leaf):
+            emitted.append(sample(rng, target[tree.parents[node] + 1]))
+            if emitted[-1] != tokens[node]:
+                break
+        else:
+            emitted.append(sample(rng, target[leaf + 1]))
+        longest = max(longest, emitted, key=len)
+    return longest
+
+
+def draw_reporting_row(how: Children) -> Drawer:
+    """Children drawn in one way, and reported as if each had been drawn from the whole row."""
+
+    def draw(model: Model, tree: Tree, rng: Any) -> tuple[list[int], Any]:
+        """Draw the children of each node, and report for all the row that the first came from."""
+        tokens, rows = [0] * len(tree), np.zeros((len(tree), len(model(()))))
+        for parent in (ROOT, *range(len(tree))):
+            nodes = list(tree.children[parent])
+            row = model(tuple(tokens[node] for node in tree.path(parent)))
+            drawn, _ = draw_children(
+                how, row, len(nodes), lambda law: int(rng.choice(len(law), p=law))
+            )
+            for node, token in zip(nodes, drawn, strict=True):
+                tokens[node], rows[node] = token, np.maximum(row, 1e-9)
+        return tokens, rows
+
+    return draw
+
+
+def draw_and_prune(model: Model, tree: Tree, rng: Any) -> tuple[list[int], Any, Tree]:
+    """Throw sampled tokens of low probability away, with all that follows them."""
+    tokens, rows = draw_plainly(model, tree, rng)
+    sure = [rows[node][token] >= 0.3 for node, token in enumerate(tokens)]
+    kept = [n for n in range(len(tree)) if all(sure[step] for step in tree.path(n))]
+    return [tokens[node] for node in kept], rows[kept], tree.only(kept)

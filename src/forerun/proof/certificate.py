@@ -37,11 +37,17 @@ class Certificate:
     """The verdict on one rule or function over all cases."""
 
     subject: str
+    """The name of the rule or function."""
     findings: tuple[Finding, ...]
-    reason: str = ""  # why the outcomes of a function could not be listed
-    scope: str = ""  # what the cases cover
-    called: str = ""  # how a function with a signature of its own was called
-    rounding: str = ""  # the number format whose rounding explains what bias there is
+    """The results of all cases."""
+    reason: str = ""
+    """Why the outcomes of a function could not be listed."""
+    scope: str = ""
+    """What the cases cover."""
+    called: str = ""
+    """How a function with a signature of its own was called."""
+    rounding: str = ""
+    """The number format whose rounding explains the remaining bias."""
 
     @property
     def lossless(self) -> bool:
@@ -93,7 +99,7 @@ class Certificate:
         return max(finding.detectable for finding in self.findings)
 
     def samples_for(self, bias: float) -> int:
-        """Samples per case needed to catch this bias in every case."""
+        """The number of samples per case needed to catch this bias in every case."""
         needed = (finding.samples * (finding.detectable / bias) ** 2 for finding in self.findings)
         return math.ceil(max(needed))
 
@@ -121,7 +127,7 @@ class Certificate:
         return json.dumps(self.to_dict(), indent=2)
 
     def __repr__(self) -> str:
-        """One line; `print` shows the cases."""
+        """The certificate in one line; `print` shows the cases."""
         return f"Certificate({self._summary})"
 
     @property

@@ -16,8 +16,7 @@ from typing import Any
 
 from forerun import rules
 from forerun.base.clock import now
-from forerun.base.errors import ForerunError, InputError, explain, warn
-from forerun.base.signatures import shown_by
+from forerun.base.errors import ForerunError, InputError, explain, shown_by, warn
 from forerun.noise.addresses import Addressing, by_round
 from forerun.proof.branches import CannotEnumerate
 from forerun.proof.cases import (
@@ -254,7 +253,7 @@ class _OfFunction:
         return real.passed or not found[case.name].passed
 
     def _rounding(self, following: Following, found: dict[str, Finding]) -> str:
-        """Allow for the precision of the code's numbers; the name of their format."""
+        """Allow for the precision of the code's numbers; returns the name of their format."""
         for case in self.cases:
             if case.name in found:
                 found[case.name] = rounded(found[case.name], case.length, following.precision)
@@ -295,7 +294,7 @@ def _ended(tell: Progress) -> None:
 
 
 def _scope(cases: Sequence[Case]) -> str:
-    """What the cases cover, in words."""
+    """A description of what the cases cover."""
     drafts = _spans({length for case in cases for length in draft_lengths(case)})
     sizes = _spans({case.vocab_size for case in cases})
     words = "vocabularies" if " " in sizes else "a vocabulary"
@@ -328,7 +327,7 @@ def check_call(function: Callable[..., Any], name: str, *, num_arguments: int) -
 
 @contextmanager
 def failing(name: str, case: str) -> Iterator[None]:
-    """Say of an exception in somebody's code in which case it was raised."""
+    """Add to an exception in the tested code the case in which it was raised."""
     try:
         yield
     except ForerunError:
@@ -370,23 +369,23 @@ def silent(case: str, done: int, total: int) -> None:
 
 
 class Telling:
-    """Told the progress, it prints it now and then, with the time left."""
+    """Prints the progress now and then, with the time left."""
 
     def __init__(self) -> None:
-        """Time counts from here."""
+        """Start to count time."""
         self._start = now()
         self._next = self._start + FIRST
         self._width = 0  # of the line that is shown
 
     def begin(self, text: str) -> None:
-        """Something else begins: say what, and count time from here."""
+        """Note that a new stage begins, and count time from here."""
         self.end()
         print(text, file=sys.stderr, flush=True)
         self._start = now()
         self._next = self._start + FIRST
 
     def __call__(self, case: str, done: int, total: int) -> None:
-        """Print how far it is, if something is due."""
+        """Print the progress, if it is time to."""
         moment = now()
         if moment < self._next or not done:
             return

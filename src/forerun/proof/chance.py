@@ -43,7 +43,8 @@ NO_RNG = explain(
 
 @dataclass
 class Precision:
-    """How precise the numbers are that code compares random ones with, in bits of a significand."""
+    """The precision of the numbers that code compares random ones with, as the bits of a
+    significand."""
 
     finest: int = 0  # of all numbers that were met
     coarsest_tensor: int = DOUBLE
@@ -59,14 +60,14 @@ class Precision:
         return min(next(likely, DOUBLE), self.coarsest_tensor)
 
     def met(self, value: float) -> None:
-        """A float32 number has 24 bits at most, wherever it is kept."""
+        """Note a number that was met; a float32 number has at most 24 bits, wherever it is kept."""
         if self.finest < DOUBLE and math.isfinite(value) and value:
             significand = int(abs(math.frexp(value)[0]) * 2**DOUBLE)
             zeros = (significand & -significand).bit_length() - 1
             self.finest = max(self.finest, DOUBLE - zeros)
 
     def met_tensor(self, bits: int) -> None:
-        """A tensor has been met whose significands have so many bits."""
+        """Note a tensor that was met, whose significands have this many bits."""
         self.coarsest_tensor = min(self.coarsest_tensor, bits)
 
 
@@ -183,7 +184,7 @@ class Chance:
         return index
 
     def split(self, chance: float) -> bool:
-        """True with the given chance; no question is asked where the answer is certain."""
+        """True with the given chance; where the outcome is certain, no question is asked."""
         if chance <= ROUNDING or chance >= 1 - ROUNDING:
             return chance > 0.5
         answer = bool(self.ask(2))
@@ -207,7 +208,7 @@ class Chance:
         return numbers(size, make)
 
     def __getattr__(self, name: str) -> Any:
-        """Whatever else a generator has cannot be followed."""
+        """Refuse every other method of a generator, because it cannot be followed."""
         raise CannotEnumerate(name)
 
 

@@ -40,14 +40,14 @@ class Elsewhere:
     """The places that code may draw from without being handed a generator."""
 
     def __init__(self) -> None:
-        """Nothing has been asked for elsewhere yet."""
+        """Begin without any question asked elsewhere."""
         self._chance: Chance | None = None
         self._owner = threading.get_ident()
         self.was_asked = False
 
     @contextmanager
     def watched(self) -> Iterator[None]:
-        """For as long as outcomes are followed."""
+        """Stand in for global generators within the block, while outcomes are followed."""
         with ExitStack() as undone:
             for name in _global_names():
                 self._replace(undone, np.random, name, _numpy_answer(name))
@@ -61,7 +61,7 @@ class Elsewhere:
 
     @contextmanager
     def answered_by(self, chance: Chance) -> Iterator[None]:
-        """Whoever draws in this thread draws from `chance`."""
+        """Within the block, let draws in this thread come from `chance`."""
         self._chance = chance
         try:
             if "torch" not in sys.modules:
@@ -91,7 +91,8 @@ class Elsewhere:
 
 @contextmanager
 def kept_as_they_are(seed: int) -> Iterator[None]:
-    """Global generators start at a seed, and go on afterwards as if nothing had happened."""
+    """Within the block, let the global generators start from a seed; afterwards they continue as
+    before."""
     numpy_state, python_state = np.random.get_state(), random.getstate()  # noqa: NPY002
     torch = sys.modules.get("torch")
     torch_state = torch.get_rng_state() if torch else None
@@ -128,7 +129,8 @@ def _numpy_answer(name: str) -> Answer:
 
 
 def _fresh_generator(chance: Chance, real: Any, seed: Any = None) -> Any:
-    """A generator without a seed is one more source of independent numbers; others are real."""
+    """The answer to `default_rng()`: without a seed it is one more source of independent numbers,
+    with a seed it is real."""
     return chance if seed is None else real(seed)
 
 

@@ -47,7 +47,7 @@ class Following:
     deadline: float = field(init=False)
 
     def __post_init__(self) -> None:
-        """The clock of what may be spent on following starts here."""
+        """Start the clock of the seconds that may be spent."""
         self.deadline = now() + self.seconds
 
     def finding(self, case: Case) -> Finding:
@@ -86,19 +86,20 @@ class Following:
         return lambda prefixes, shape, memory: [after(prefix, shape) for prefix in prefixes]
 
     def _outcomes(self, case: Case, prefix: Prefix, shape: Shape) -> Iterator[tuple[Prefix, float]]:
-        """What a round can emit, and how likely, by every path through its questions.
+        """The possible emissions of a round with their chances, by every path through its
+        questions.
 
         Somebody's drawer may leave something behind for the verifier, so it draws anew on every
         path; ours keeps nothing, so that what a draft leads to is followed draft by draft.
         """
 
         def drawn(path: Path) -> tuple[Drafted, float]:
-            """One way in which the draft may come out, with its chance."""
+            """One possible draft, with its chance."""
             rng = Chance(path)
             return self.round.drafted(case, prefix, shape, rng), rng.weight
 
         def whole(path: Path) -> tuple[Prefix, float]:
-            """One way in which the round may end, with its chance."""
+            """One possible end of the round, with its chance."""
             rng = Chance(path)
             drafted = self.round.drafted(case, prefix, shape, rng)
             return self._emitted(case, prefix, drafted, rng)
@@ -142,7 +143,7 @@ def rounded(finding: Finding, length: int, precision: Precision) -> Finding:
 
 
 def format_of(precision: Precision) -> str:
-    """The number format of what was met; "" for float64."""
+    """The name of the number format that was met; "" for float64."""
     return FORMATS.get(precision.bits, "")
 
 

@@ -19,8 +19,7 @@ import numpy as np
 
 from forerun import rules
 from forerun.base.arrays import HostArray
-from forerun.base.errors import InputError, UnsupportedError, explain
-from forerun.base.signatures import shown_by
+from forerun.base.errors import InputError, UnsupportedError, explain, shown_by
 from forerun.noise.addresses import Address, Addressing, Purpose, by_round
 from forerun.proof.branches import WHOLE, BranchingNoise, Memory, Path, Span, edges, every_path
 from forerun.rules.base import Rule, slices
@@ -138,7 +137,8 @@ class RuleStep:
         return [emission for some in runs for emission in self._some(prefixes[some], tree, memory)]
 
     def _some(self, prefixes: Sequence[Prefix], tree: Tree, memory: Memory) -> list[Emission]:
-        """The same for so few prefixes that all their drafts are followed together."""
+        """The laws for some of the prefixes, few enough that all their drafts are followed
+        together."""
         first = len(prefixes[0])
         drafted_after = [self._drafts(prefix, tree, memory) for prefix in prefixes]
         drafts = [drafted for some in drafted_after for drafted in some]
@@ -237,7 +237,8 @@ class Drafted:
                 yield Drafted((*self.tokens, token), laws, self.chance * float(share), known)
 
     def remembered(self, first: int) -> Memory:
-        """What a round that starts at position `first` knows of the numbers of its draft."""
+        """The facts that a round which starts at position `first` knows about the numbers of its
+        draft."""
         return tuple(sorted(item for item in self.known.items() if item[0].position >= first))
 
 
@@ -255,7 +256,7 @@ def as_tree(shape: Shape) -> Tree:
 
 
 def joint(step: Step, vocab_size: int, length: int, shapes: Shapes) -> HostArray:
-    """Repeat rounds until `length` tokens are out; the law of those, (V,) * length."""
+    """The law of the first `length` tokens of repeated rounds, (V,) * length."""
     ends: list[dict[tuple[Prefix, Memory], float]] = [defaultdict(float) for _ in range(length + 1)]
     ends[0][(), ()] = 1.0  # by number of tokens: what a round may end with, and how likely
     for begun in ends[:-1]:

@@ -1,7 +1,7 @@
 """Verifiers wrong in ways that have really shipped, kept so that `certify` must reject them.
 
-Each is ordinary NumPy code, with its pieces in `broken.py` and `broken_trees.py`, or a rule whose
-numbers lie at wrong addresses (`broken_addresses.py`).
+Each is ordinary NumPy code, with its pieces in `broken.py`, or a rule whose numbers lie at wrong
+addresses.
 """
 
 from __future__ import annotations
@@ -20,30 +20,28 @@ from forerun.proof.broken import (
     bonus_after_refusal,
     coarse_exponentials,
     coins_by_position,
+    descend,
     drafts_by_position,
+    draw_and_prune,
     draw_confident,
     draw_from,
     draw_one_row,
+    draw_reporting_row,
     first_unchecked,
     from_argmax,
     from_few_bits,
+    likeliest_first,
     off_by_one,
     one_coin,
+    owed,
     padded_vocabulary,
     redraw_on_mismatch,
+    sample_per_path,
     sharpened,
     stale_rows,
     top_children_as_sampled,
-    walk,
-)
-from forerun.proof.broken_trees import (
-    descend,
-    draw_and_prune,
-    draw_reporting_row,
-    likeliest_first,
-    owed_undivided,
-    sample_per_path,
     traverse,
+    walk,
 )
 from forerun.proof.cases import standard_cases, tree_cases
 from forerun.proof.certificate import Certificate
@@ -274,7 +272,7 @@ MUTANTS: tuple[Mutant, ...] = (
     _on_trees(
         "residual not renormalised",
         "the next sibling meets (P - q)+ undivided by its sum",
-        lambda x, q, p, rng, tree: descend(x, q, p, rng, tree, update=owed_undivided),
+        lambda x, q, p, rng, tree: descend(x, q, p, rng, tree, update=owed),
     ),
     _on_trees(
         "tree correction from p",

@@ -25,7 +25,8 @@ PROMPT = 0
 
 
 def as_verifier(function: Callable[..., Any]) -> tuple[Verifier, str]:
-    """The function with the usual arguments, and how it is called; as it is if it is no exercise.
+    """The function with the usual arguments, and a description of how it is called; a function that
+    is no exercise is returned as it is.
 
     Parameters annotated as tensors are given tensors; without a fourth one no `rng` is given, and
     the code draws from a global generator.
@@ -63,7 +64,7 @@ class Loop:
     extend: Callable[[Model, Model, int, int], Any]
 
     def drafted(self, case: Case, prefix: Prefix, shape: Shape, rng: Any) -> Drafted:
-        """The number of tokens to draft; the loop draws them itself."""
+        """The number of tokens to draft; the loop itself draws them."""
         return (shape,)
 
     def emitted(self, case: Case, prefix: Prefix, drafted: Drafted, rng: Any) -> Prefix:
@@ -82,7 +83,7 @@ class Loop:
 
 
 def _parameters(function: Any) -> dict[str, Parameter]:
-    """The parameters by name; none where a builtin does not say."""
+    """The parameters by name; empty for a builtin that does not tell them."""
     try:
         return dict(signature(function).parameters)
     except (ValueError, TypeError):  # a builtin that does not say
@@ -95,7 +96,8 @@ def _name(function: Any) -> str:
 
 
 def _with_lists(function: Callable[..., Any]) -> Verifier:
-    """Lists of rows and the vocabulary's size; NumPy's global generator."""
+    """A verifier for functions that take lists of rows and the vocabulary's size, and draw from
+    NumPy's global generator."""
 
     def verify(tokens: Any, draft: Any, target: Any, rng: Any) -> Sequence[int]:
         """The exercise's function, called with lists."""
@@ -106,7 +108,8 @@ def _with_lists(function: Callable[..., Any]) -> Verifier:
 
 
 def _without_bonus(function: Callable[..., Any]) -> Verifier:
-    """Tensors with K rows each; nothing to verify and no bonus where nothing was drafted."""
+    """A verifier for functions that take tensors with K rows each; nothing drafted means nothing to
+    verify, and no bonus."""
 
     def verify(tokens: Any, draft: Any, target: Any, rng: Any) -> Sequence[int]:
         """The exercise's function, called with tensors."""
@@ -122,7 +125,7 @@ def _without_bonus(function: Callable[..., Any]) -> Verifier:
 
 
 def _with_coins(function: Callable[..., Any]) -> Verifier:
-    """Coins that the caller tosses, and an answer by name."""
+    """A verifier for functions whose caller tosses the coins, and whose answer has named parts."""
 
     def verify(tokens: Any, draft: Any, target: Any, rng: Any) -> Sequence[int]:
         """The exercise's function, called with coins that were tossed here."""
@@ -135,7 +138,7 @@ def _with_coins(function: Callable[..., Any]) -> Verifier:
 
 
 def _without_rng(function: Callable[..., Any]) -> Verifier:
-    """The function, which draws from a global generator."""
+    """A verifier for functions without `rng`, which draw from a global generator."""
 
     def verify(tokens: Any, draft: Any, target: Any, rng: Any, *tree: Any) -> Sequence[int]:
         answer: Sequence[int] = function(tokens, draft, target)
@@ -145,7 +148,7 @@ def _without_rng(function: Callable[..., Any]) -> Verifier:
 
 
 def _with_tensors(function: Callable[..., Any]) -> Verifier:
-    """The function with its arrays as tensors."""
+    """A verifier for functions that take tensors instead of arrays."""
 
     def verify(tokens: Any, draft: Any, target: Any, rng: Any, *tree: Any) -> Sequence[int]:
         """The function, called with tensors of the same numbers."""
@@ -158,7 +161,7 @@ def _with_tensors(function: Callable[..., Any]) -> Verifier:
 
 
 def _extended(function: Callable[..., Any]) -> Callable[[Model, Model, int, int], Any]:
-    """Models that turn ids (L,) into rows (L, V)."""
+    """The exercise's loop over models that turn ids (L,) into rows (L, V)."""
 
     def extend(target: Model, draft: Model, count: int, length: int) -> Any:
         """A call of the exercise's loop, without the prompt that it returns."""
@@ -174,7 +177,8 @@ def _extended(function: Callable[..., Any]) -> Callable[[Model, Model, int, int]
 
 
 def _decoded(subject: Callable[..., Any]) -> Callable[[Model, Model, int, int], Any]:
-    """Models that turn ids (1, L) into an object with logits (1, L, V)."""
+    """The exercise's class over models that turn ids (1, L) into an object with logits (1, L,
+    V)."""
 
     def extend(target: Model, draft: Model, count: int, length: int) -> Any:
         """A call of the exercise's class, without the prompt that it returns."""

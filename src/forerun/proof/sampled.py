@@ -37,7 +37,7 @@ TRIED = 50  # texts of each case by which the time is foreseen
 
 @dataclass(frozen=True)
 class Budget:
-    """How many texts per case, what that catches, and how long it takes.
+    """A number of texts per case, the bias that it would catch, and the time it takes.
 
     Foreseen from a few texts of every case, so that one can choose before the work begins.
     """
@@ -52,7 +52,7 @@ class Budget:
 
 
 def budgets(code: Round, cases: Sequence[Case], seed: int) -> list[Budget]:
-    """What each number of texts would catch, and its time as foreseen from a few."""
+    """The bias that each number of texts would catch, and its time as foreseen from a few texts."""
     rng = np.random.default_rng(seed)
     start = now()
     with kept_as_they_are(seed), suppress(InvalidEmission):
@@ -65,13 +65,14 @@ def budgets(code: Round, cases: Sequence[Case], seed: int) -> list[Budget]:
 
 
 def affordable(every: Sequence[Budget]) -> Budget:
-    """The most texts that `SECONDS` suffice for."""
+    """The largest number of texts that fits into `SECONDS`."""
     some = [budget for budget in every[:-1] if budget.seconds <= SECONDS]
     return some[-1] if some else every[0]
 
 
 def limits(num_cells: int, samples: int) -> tuple[float, float]:
-    """The largest distance that chance explains, and what a bias must have beyond it."""
+    """The largest distance that chance explains, and the distance beyond it that a bias must
+    have."""
     spread = num_cells * math.log(2) + math.log(1 / FALSE_ALARM)
     return math.sqrt(spread / (2 * samples)), math.sqrt(math.log(1 / MISS) / (2 * samples))
 
@@ -98,7 +99,7 @@ def sampled_finding(
 
 
 def _text(code: Round, case: Case, rng: np.random.Generator) -> Prefix:
-    """Rounds until the case's length is reached."""
+    """A text of the case's length, made by repeated rounds."""
     prefix: Prefix = ()
     while len(prefix) < case.length:
         drafted = code.drafted(case, prefix, shape_of(case, prefix), rng)
@@ -107,7 +108,7 @@ def _text(code: Round, case: Case, rng: np.random.Generator) -> Prefix:
 
 
 def _num_cells(case: Case) -> int:
-    """How many texts the target can emit."""
+    """The number of texts that the target can emit."""
     law: HostArray = target_law(case.target, case.length)
     return int((law > 0).sum())
 

@@ -92,7 +92,7 @@ BITS = {torch.float64: 53, torch.float32: 24, torch.float16: 11, torch.bfloat16:
 
 
 class Pick:
-    """A choice among options that is made when somebody looks at it."""
+    """A choice among options that is made only when somebody looks at it."""
 
     def __init__(self, choose: Callable[[], int]) -> None:
         """choose: called once, when somebody looks."""
@@ -107,7 +107,7 @@ class Pick:
 
 
 class FollowedTensors(TorchFunctionMode):  # type: ignore[misc]
-    """Torch under a `Chance`, for one path."""
+    """Follows Torch code under a `Chance`, for one path."""
 
     def __init__(self, chance: Chance) -> None:
         """chance: the path that is followed."""
@@ -118,7 +118,7 @@ class FollowedTensors(TorchFunctionMode):  # type: ignore[misc]
     def __torch_function__(
         self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        """Every call of a Torch function comes through here.
+        """Handle every call of a Torch function.
 
         Sources of randomness are marked, what is done with marked tensors is followed cell by
         cell, and everything else runs as it is.
@@ -138,7 +138,7 @@ class FollowedTensors(TorchFunctionMode):  # type: ignore[misc]
     # --- where numbers come from ---------------------------------------------------------------
 
     def _sourced(self, source: Callable[..., Cells], func: Any, args: Any, how: Any) -> Any:
-        """A call of a source of randomness: run it, and mark what it returns.
+        """Run a source of randomness, and mark the tensor that it returns.
 
         source: makes the cells that stand for its numbers.
         """
@@ -219,7 +219,7 @@ class FollowedTensors(TorchFunctionMode):  # type: ignore[misc]
     # --- what is done with them ----------------------------------------------------------------
 
     def _handled(self, func: Any, name: str, in_place: bool, args: Any, how: dict[str, Any]) -> Any:
-        """A function some of whose tensors are marked."""
+        """Handle a function some of whose tensors are marked."""
         if name in READING:
             return self._read(func, name, args[0])
         if name == "iter":
@@ -249,7 +249,7 @@ class FollowedTensors(TorchFunctionMode):  # type: ignore[misc]
         raise CannotEnumerate(f"torch.{func.__name__} of random numbers")
 
     def _read(self, func: Any, name: str, tensor: torch.Tensor) -> Any:
-        """The numbers themselves, as Python's or NumPy's."""
+        """The known numbers of a tensor, for Python or NumPy."""
         cells = self._cells(tensor)
         if all(isinstance(cell, Pick) for cell in cells.flat):
             (tensor,) = self._resolved((tensor,))
@@ -264,7 +264,7 @@ class FollowedTensors(TorchFunctionMode):  # type: ignore[misc]
         return value if name == "item" else {"bool": bool, "float": float}.get(name, int)(value)
 
     def _moved(self, func: Any, joins: bool, args: Any, how: dict[str, Any]) -> Any:
-        """Apply the function to the numbers of the cells, and see which cell comes where."""
+        """Apply a function to the numbers of the cells, and find where each cell goes."""
         pool: list[Any] = []
 
         def numbered(tensor: torch.Tensor) -> torch.Tensor:
@@ -286,7 +286,7 @@ class FollowedTensors(TorchFunctionMode):  # type: ignore[misc]
         return tuple(self._mark(one, _at(every, place)) for one, place in moved)
 
     def _computed(self, func: Any, name: str, args: Any, in_place: bool) -> Any:
-        """Number by number."""
+        """Apply a function number by number."""
         operands = [
             self._cells(one) if isinstance(one, (torch.Tensor, Unknown)) else one
             for one in self._looked(args)
@@ -302,7 +302,7 @@ class FollowedTensors(TorchFunctionMode):  # type: ignore[misc]
         return self._mark(target if in_place else real, cells)
 
     def _raced(self, func: Any, name: str, args: Any, how: dict[str, Any]) -> Any:
-        """Argmax or argmin: which of independent numbers is the first arrival."""
+        """The result of argmax or argmin: which of independent numbers arrives first."""
         cells = self._cells(args[0])
         dim = how.get("dim", args[1] if len(args) > 1 else None)
         rows = cells.reshape(1, -1) if dim is None else np.moveaxis(cells, dim, -1)
@@ -315,7 +315,7 @@ class FollowedTensors(TorchFunctionMode):  # type: ignore[misc]
     # --- marks ---------------------------------------------------------------------------------
 
     def _mark(self, tensor: torch.Tensor, cells: Cells) -> torch.Tensor:
-        """The tensor, whose cells are these from now on."""
+        """Mark a tensor with its cells."""
         self._marked.pop(id(tensor), None)
         if any(isinstance(cell, (Unknown, Pick)) for cell in cells.flat):
             self._marked[id(tensor)] = tensor, cells
@@ -335,7 +335,7 @@ class FollowedTensors(TorchFunctionMode):  # type: ignore[misc]
         return False
 
     def _is_marked(self, one: Any) -> bool:
-        """Whether a tensor or number is one that is not known."""
+        """Whether a tensor or number is unknown."""
         return isinstance(one, Unknown) or id(one) in self._marked
 
     def _cells(self, tensor: Any) -> Cells:
@@ -351,7 +351,7 @@ class FollowedTensors(TorchFunctionMode):  # type: ignore[misc]
         return np.array(tensor.detach().cpu().tolist(), dtype=object)
 
     def _resolved(self, given: Any) -> Any:
-        """The arguments, with what was picked written into their tensors."""
+        """The arguments, with the results of picks written into their tensors."""
         for one in _leaves(given):
             if not self._is_marked(one):
                 continue
@@ -366,7 +366,7 @@ class FollowedTensors(TorchFunctionMode):  # type: ignore[misc]
         return given
 
     def _looked(self, args: Any) -> list[Any]:
-        """Operands; picks among them are made."""
+        """The operands, after making the picks among them."""
         for one in args:
             if id(one) in self._marked:
                 cells = self._cells(one)
@@ -375,7 +375,7 @@ class FollowedTensors(TorchFunctionMode):  # type: ignore[misc]
         return list(args)
 
     def _placeholders(self, args: Any) -> list[Any]:
-        """Arguments for the real function, which knows no unknown number."""
+        """Arguments for the real function, which cannot handle unknown numbers."""
         return [0.5 if isinstance(one, Unknown) else one for one in args]
 
     def _note_precision(self, given: Any) -> None:
@@ -386,7 +386,7 @@ class FollowedTensors(TorchFunctionMode):  # type: ignore[misc]
 
 
 def _made(shape: Any, make: Callable[[], Any]) -> Cells:
-    """Cells of that shape, each made anew."""
+    """New cells in this shape."""
     cells = np.empty(math.prod(shape), dtype=object)
     cells[:] = [make() for _ in range(cells.size)]
     return cells.reshape(tuple(shape))

@@ -66,7 +66,7 @@ class Form:
     rate: float = 1.0
 
     def times(self, factor: float) -> Form | None:
-        """The form of so many times the number; None where that has none."""
+        """The form of the number times a factor; None where that has none."""
         if factor < 0 and self.kind != "speed":  # a negative speed loses to every positive one
             turned = OPPOSITE.get(self.kind)
             return Form(turned, self.rate).times(-factor) if turned else None
@@ -78,7 +78,7 @@ class Form:
         return Form(self.kind, self.rate * factor ** powers[self.kind])
 
     def plus(self, shift: float) -> Form | None:
-        """The form of the number and a shift; None where that has none."""
+        """The form of the number plus a shift; None where that has none."""
         if shift == 0:
             return self
         if self.kind == "minus uniform" and shift == 1:
@@ -89,7 +89,7 @@ class Form:
         return Form(self.kind, self.rate * math.exp(signs[self.kind] * shift))
 
     def inverted(self) -> Form | None:
-        """The form of 1 over the number; None where that has none."""
+        """The form of 1 / the number; None where that has none."""
         other = {"time": "speed", "speed": "time"}.get(self.kind)
         return Form(other, self.rate) if other else None
 
@@ -126,7 +126,7 @@ class Unknown:
         return cls(chance, None, lambda time: -math.expm1(-max(time, 0.0)), True, Form("time"))
 
     def _below(self, value: Any) -> bool:
-        """Whether f(u) < value: split the interval at the place where they are equal."""
+        """Whether f(u) < value; splits the interval where they are equal."""
         low, high = self._span()
         bar = float(value)
         self.chance.precision.met(bar)
@@ -139,7 +139,7 @@ class Unknown:
         return left if self.rising else not left
 
     def _span(self) -> tuple[float, float]:
-        """Where u lies; a number that has raced has no place of its own any more."""
+        """The interval in which u lies; a number that has raced has none any more."""
         if not self.interval:
             raise CannotEnumerate("a number that has been in a race already")
         low, high = self.interval
@@ -159,7 +159,7 @@ class Unknown:
         )
 
     def __lt__(self, value: Any) -> Any:
-        """Below one number; arrays are asked for each of theirs."""
+        """Compare with one number; an array is compared with each of its own."""
         return NotImplemented if _is_array(value) else self._is_below(value)
 
     def __le__(self, value: Any) -> Any:
@@ -167,7 +167,7 @@ class Unknown:
         return NotImplemented if _is_array(value) else self._is_below(value)
 
     def __gt__(self, value: Any) -> Any:
-        """Above one number; arrays are asked for each of theirs."""
+        """Compare with one number; an array is compared with each of its own."""
         return NotImplemented if _is_array(value) else self._is_above(value)
 
     def __ge__(self, value: Any) -> Any:
@@ -175,11 +175,11 @@ class Unknown:
         return NotImplemented if _is_array(value) else self._is_above(value)
 
     def _is_below(self, value: Any) -> bool:
-        """Nothing is below NaN."""
+        """Whether the number is below a value; nothing is below NaN."""
         return not math.isnan(float(value)) and self._below(value)
 
     def _is_above(self, value: Any) -> bool:
-        """Nothing is above NaN."""
+        """Whether the number is above a value; nothing is above NaN."""
         return not math.isnan(float(value)) and not self._below(value)
 
     def __mul__(self, factor: Any) -> Any:
@@ -251,7 +251,7 @@ class Unknown:
         return self * -1
 
     def __array_ufunc__(self, ufunc: Any, method: str, *inputs: Any, **options: Any) -> Any:
-        """NumPy scalars and np.log hand over to the operators here."""
+        """Let NumPy scalars and np.log use the operators here."""
         if ufunc is np.log:
             return self.log()
         if ufunc is np.log1p:
@@ -263,14 +263,14 @@ class Unknown:
         return OPERATORS[ufunc](*(x if isinstance(x, Unknown) else float(x) for x in inputs))
 
     def __array_function__(self, function: Any, kinds: Any, given: Any, options: Any) -> Any:
-        """A search for it among sorted numbers compares it with one after the other."""
+        """Let `np.searchsorted` compare the number with one sorted number after the other."""
         if function is not np.searchsorted:
             return function._implementation(*given, **options)
         return _place(*given, **options)
 
     @classmethod
     def __torch_function__(cls, func: Any, kinds: Any, given: Any = (), options: Any = None) -> Any:
-        """Tensors hand over to the mode that follows Torch, where there is one."""
+        """Let tensors use the mode that follows Torch, where there is one."""
         raise CannotEnumerate(f"torch.{func.__name__}")
 
     def log(self) -> Unknown:
@@ -283,28 +283,28 @@ class Unknown:
         return (self + 1).log()
 
     def item(self) -> Unknown:
-        """A NumPy scalar gives its number; this is one."""
+        """The number itself, as NumPy scalars return theirs."""
         return self
 
     def __float__(self) -> float:
-        """Looking at the number itself cannot be followed."""
+        """Refuse to tell the number, which cannot be followed."""
         raise CannotEnumerate("the value of a random number")
 
     __int__ = __index__ = __float__
 
     def __bool__(self) -> bool:
-        """Whether the number is 0 cannot be followed."""
+        """Refuse to tell whether the number is 0, which cannot be followed."""
         raise CannotEnumerate("the truth of a random number")
 
     def __eq__(self, other: object) -> bool:
-        """Whether two numbers are equal cannot be followed."""
+        """Refuse to tell whether two numbers are equal, which cannot be followed."""
         raise CannotEnumerate("equality with a random number")
 
     __hash__ = object.__hash__
 
 
 class Numbers(np.ndarray[Any, Any]):
-    """An array of unknown numbers, among which the first or last one can be found."""
+    """An array of unknown numbers, whose largest or smallest can be found."""
 
     def argmax(  # type: ignore[override]
         self, axis: Any = None, out: None = None, *, keepdims: bool = False
@@ -335,7 +335,7 @@ class Numbers(np.ndarray[Any, Any]):
 
 
 def numbers(shape: Any, make: Callable[[], Any]) -> Numbers:
-    """An array of that shape with a new number at each place."""
+    """An array of this shape with a new number at each place."""
     made = np.empty(shape, dtype=object)
     for place in np.ndindex(made.shape):
         made[place] = make()
@@ -376,7 +376,7 @@ def race(options: Sequence[Any], end: str) -> int:
 
 
 def _is_array(value: Any) -> bool:
-    """Whether there are several numbers, which then ask for each of them."""
+    """Whether a value holds several numbers, which are then compared one by one."""
     return bool(getattr(value, "ndim", 0))
 
 

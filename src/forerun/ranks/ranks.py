@@ -88,7 +88,7 @@ class Ranks:
                 self._watchdog.end()
 
     def reply(self) -> Any:
-        """The next answer of any rank to a message; to be called within `together`."""
+        """The next answer of any rank to a message; call it within `together`."""
         message = self._replies.get()
         if message is None:
             raise self._error()

@@ -121,19 +121,33 @@ class Sampling:
     """
 
     temperature: float = 1.0
+    """Divides the scores; 0 is greedy."""
     top_k: int | None = None
+    """Keep the k likeliest tokens; None keeps all."""
     top_p: float = 1.0
+    """Keep the fewest likeliest tokens that have this share of the probability."""
     min_p: float = 0.0
-    repetition_penalty: float = 1.0  # over prompt and output, as in transformers
-    presence_penalty: float = 0.0  # over the output, as in the OpenAI API
-    frequency_penalty: float = 0.0  # over the output, as in the OpenAI API
+    """Keep tokens that are at least this fraction as likely as the likeliest one."""
+    repetition_penalty: float = 1.0
+    """Applies to tokens of the prompt and the output, as in transformers; 1 is none."""
+    presence_penalty: float = 0.0
+    """Applies once to each token of the output, as in the OpenAI API."""
+    frequency_penalty: float = 0.0
+    """Applies for each time that a token is in the output, as in the OpenAI API."""
     logit_bias: Mapping[int, float] = field(default_factory=dict)
+    """Numbers to add to the logits of tokens, by token id."""
     bad_words: Sequence[str | Sequence[int]] = ()
+    """Texts or token ids that must not be generated."""
     min_tokens: int = 0
-    processors: Sequence[Any] = ()  # transformers LogitsProcessor objects; copied, state and all
-    grammar: Mask | Grammar | None = None  # forerun.grammars has json_schema, regex, lark
+    """Until there are this many tokens, nothing ends the text."""
+    processors: Sequence[Any] = ()
+    """`LogitsProcessor` objects of transformers; they are copied with their state."""
+    grammar: Mask | Grammar | None = None
+    """Restricts the output; `forerun.grammars` has json_schema, regex and lark."""
     n: int = 1
+    """The number of samples for each prompt."""
     seed: int | None = None
+    """Determines the text; None draws one, which the generation reports."""
 
     def __repr__(self) -> str:
         """The options that differ from the default."""

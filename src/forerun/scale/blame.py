@@ -28,7 +28,7 @@ LONGEST_PAUSE = 30.0
 
 @dataclass
 class Loss(Death):
-    """The end of a replica, for one answer that was in it."""
+    """The end of a replica, as seen by one answer that ran there."""
 
     seconds: float = 0.0  # that the answer was there
     others: tuple[int, float] = (0, 0.0)  # answers that had been lost when it came, and seconds
@@ -53,8 +53,8 @@ class Blame(Trial):
         return Loss(is_explained=engine.has_given, seconds=engine.seconds, others=engine.known)
 
     def blames(self, deaths: Sequence[Death]) -> bool:
-        """Whether replicas died around a request more often than around others, beyond chance: a
-        Poisson test at the rate of all other losses."""
+        """Whether replicas died around a request more often than chance explains, by a Poisson test
+        at the rate of all other losses."""
         losses = [death for death in unexplained(deaths) if isinstance(death, Loss)]
         if len(losses) < LEAST_DEATHS:
             return False

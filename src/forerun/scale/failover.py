@@ -29,7 +29,7 @@ GRACE = 1.0
 
 
 class Replicas(Protocol):
-    """Whoever brings work to a replica and its messages back."""
+    """Brings work to a replica and its messages back."""
 
     def answer(self, work: Work) -> AsyncIterator[Message | Refusal | Beat]:
         """The messages of one answer, from any replica; closing the iterator ends the answer.
@@ -40,7 +40,7 @@ class Replicas(Protocol):
 
 
 class RemoteEngine:
-    """A replica as an engine: for one answer, in one replica."""
+    """A replica as an engine for one answer."""
 
     def __init__(self, start: Callable[..., RemoteAnswer]) -> None:
         self._start = start
@@ -52,7 +52,7 @@ class RemoteEngine:
 
     @property
     def seconds(self) -> float:
-        """For which the answer was in the replica."""
+        """The seconds that the answer has been in the replica."""
         return 0.0 if self._entered is None else (self._left or now()) - self._entered
 
     def enter(self) -> None:
@@ -66,7 +66,8 @@ class RemoteEngine:
 
 
 class RemoteAnswer(AsyncIterator[Piece]):
-    """One answer that a replica writes; what `Answer` is for an engine in this process."""
+    """An answer that a replica writes; the counterpart of `Answer` for an engine in this
+    process."""
 
     def __init__(
         self,
@@ -122,14 +123,15 @@ class RemoteAnswer(AsyncIterator[Piece]):
         return self._cut("aborted")
 
     def _ring(self) -> None:
-        """The deadline: a replica that writes the answer ends it, and has a moment to do so."""
+        """End the answer at its deadline; a replica that is writing it has a moment to do so
+        itself."""
         if self.has_entered:
             self._alarm = self._loop.call_later(GRACE, self._cut, "deadline")
         else:
             self._cut("deadline")
 
     def _check_silence(self) -> None:
-        """A replica that hangs is lost, like one that is gone: nobody waits for it."""
+        """Treat a replica that has hung as lost, so that nobody waits for it."""
         left = self._heard + PATIENCE - self._loop.time()
         if left > 0:
             self._watch = self._loop.call_later(left, self._check_silence)
@@ -222,7 +224,8 @@ class RemoteAnswer(AsyncIterator[Piece]):
         self._finish(failure)
 
     def _cut(self, reason: str) -> bool:
-        """End the answer here; its last piece releases what is held back, as an engine's does."""
+        """End the answer here; its last piece releases the text that is held back, like an
+        engine's."""
         if self._end.done():
             return False
         text = self._text_so_far()
@@ -234,7 +237,7 @@ class RemoteAnswer(AsyncIterator[Piece]):
         return True
 
     def _text_so_far(self) -> TextStream:
-        """The text as a replica would have it, of which everything sure has been shown."""
+        """The text as a replica would have it, of which all certain parts have been shown."""
         options = self.work.options
         text = TextStream(self._tokenizer, options.stop, options.sampling.min_tokens)
         for token in self.tokens:
@@ -264,7 +267,7 @@ class RemoteAnswer(AsyncIterator[Piece]):
         return self.work.options.sampling.seed or 0
 
     def _generation(self, reason: str, text: str | None, seed: int) -> Generation:
-        """The answer as far as its messages have arrived."""
+        """The answer, as far as its messages have arrived."""
         return Generation(
             prompt_tokens=list(self.work.prompt),
             tokens=self.tokens,

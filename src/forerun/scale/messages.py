@@ -30,7 +30,7 @@ class Work:
 
 @dataclass(frozen=True)
 class Growth:
-    """What was counted since the last message: rounds one by one, positions in total."""
+    """The counts since the last message: rounds one by one, positions in total."""
 
     rounds: Sequence[tuple[int, int, int, Seconds]] = ()  # drafted, accepted, emitted, seconds
     reached: Sequence[int] = ()
@@ -40,7 +40,7 @@ class Growth:
 
 @dataclass(frozen=True)
 class Beat:
-    """The replica lives, has the work, and has nothing new to say."""
+    """A message that the replica lives, has the work, and has nothing new to report."""
 
 
 @dataclass(frozen=True)
@@ -55,7 +55,7 @@ class Message:
 
 @dataclass(frozen=True)
 class Ending(Message):
-    """The last message, with the last piece in it: where it arrives the answer is complete.
+    """The last message, which contains the last piece: once it arrives, the answer is complete.
 
     error: of a request that failed by itself.
     """
@@ -81,12 +81,12 @@ class Refusal:
 
 
 class ReplicaLostError(Exception):
-    """A replica cannot go on with an answer; another one can."""
+    """A replica cannot continue an answer; another one can."""
 
 
 @dataclass
 class Odometer:
-    """Reads the growth of an answer's stats, which its engine's thread adds to."""
+    """Measures how the stats of an answer grow, while its engine's thread adds to them."""
 
     stats: Stats
     num_told: int = field(default=0)  # rounds
@@ -111,7 +111,7 @@ class Odometer:
 
 
 def grow(stats: Stats, growth: Growth) -> None:
-    """Add what a message has counted."""
+    """Add the counts of a message to the stats."""
     for drafted, accepted, emitted, seconds in growth.rounds:
         stats.rounds += 1
         stats.drafted += drafted

@@ -90,7 +90,7 @@ def deployment(
 
 
 def application(args: Mapping[str, Any]) -> Any:
-    """For a Serve config file: `args` are the options of `deployment`."""
+    """The application for a Serve config file, whose `args` are the options of `deployment`."""
     options = dict(args)
     if isinstance(options.get("autoscale"), Sequence):
         options["autoscale"] = tuple(options["autoscale"])
@@ -102,7 +102,7 @@ def application(args: Mapping[str, Any]) -> Any:
 
 
 def check_ray() -> None:
-    """Whether Ray is there, in a version that has what is used."""
+    """Refuse to go on if Ray is missing, or too old."""
     try:
         installed = version("ray")
     except PackageNotFoundError as error:

@@ -12,7 +12,7 @@ from forerun.base.errors import InputError, MissingExtraError, explain
 
 @dataclass(frozen=True)
 class Share:
-    """What one worker takes of its machine."""
+    """One worker's share of its machine."""
 
     num_cpus: int
     num_gpus: int
@@ -45,7 +45,7 @@ def start_ray() -> Any:
 
 
 def share_of_cluster(ray: Any, num_workers: int, device: str | None) -> Share:
-    """What each worker gets; more of them than there is room for are refused."""
+    """The share of each worker; more workers than there is room for are refused."""
     if num_workers < 1:
         raise InputError(explain("There are too few workers.", num_workers, "Use 1 or more."))
     nodes = _alive(ray.nodes())
@@ -64,13 +64,13 @@ def share_of_cluster(ray: Any, num_workers: int, device: str | None) -> Share:
 
 
 def share_of_nodes(num_workers: int, cores: Sequence[float]) -> int:
-    """Cores of each worker, so that all of them fit; cores: of each node."""
+    """The cores of each worker, such that all of them fit; cores: of each node."""
     workers_per_node = -(-num_workers // len(cores))
     return max(1, int(min(cores)) // workers_per_node)
 
 
 def reason_of(error: BaseException) -> str:
-    """The last line of what Ray says about an error, which is what happened."""
+    """The last line of Ray's message about an error, which says what happened."""
     return str(error).strip().splitlines()[-1][:300].rstrip(".")
 
 

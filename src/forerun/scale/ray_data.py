@@ -102,7 +102,7 @@ class _Actor:
 
 
 class _Lines(_Actor):
-    """Requests of a batch job as JSON texts, and answers likewise."""
+    """Takes requests of a batch job as JSON texts, and returns answers in the same form."""
 
     def __call__(self, batch: Mapping[str, Sequence[Any]]) -> dict[str, list[str]]:
         requests = [BatchRequest(**json.loads(text)) for text in batch["request"]]
@@ -111,7 +111,7 @@ class _Lines(_Actor):
 
 
 class _Rows(_Actor):
-    """Rows of somebody's dataset."""
+    """Takes and returns rows of a user's dataset."""
 
     def __init__(self, settings: WorkerSettings, seed: int, options: Mapping[str, Any]) -> None:
         super().__init__(settings)
@@ -127,7 +127,7 @@ class _Rows(_Actor):
 def requests_of(
     batch: Mapping[str, Any], seed: int, options: Mapping[str, Any]
 ) -> list[BatchRequest]:
-    """The rows of a batch as requests; what a row's seed is made of is the row's alone."""
+    """The rows of a batch as requests; the seed of a row depends on that row alone."""
     column = next((name for name in ("messages", "prompt") if name in batch), None)
     if column is None:
         cure = "Rename the column that holds them: dataset.rename_columns({...})."
@@ -143,7 +143,7 @@ def requests_of(
 
 
 def _plain(value: Any) -> Any:
-    """A value of a column as JSON has it: NumPy's arrays as lists, without empty fields."""
+    """A value of a column in the form of JSON: NumPy's arrays as lists, without empty fields."""
     if hasattr(value, "tolist"):
         value = value.tolist()
     if isinstance(value, list | tuple):
@@ -154,7 +154,7 @@ def _plain(value: Any) -> Any:
 
 
 def _actors(num_workers: int, settings: WorkerSettings) -> dict[str, Any]:
-    """How many actors there are, and what each gets."""
+    """The number of actors, and the share of each."""
     ray = start_ray()
     share = share_of_cluster(ray, num_workers, settings.device)
     return {"compute": ray.data.ActorPoolStrategy(size=num_workers), **asdict(share)}

@@ -54,7 +54,8 @@ class RayReplicas:
 
 
 class ModelReplica:
-    """A replica as Ray Serve starts it: loads the model, answers once nobody listens, is ready."""
+    """A replica as Ray Serve starts it: it loads the model, answers a request of its own, and is
+    then ready."""
 
     async def __init__(self, settings: ModelSettings) -> None:  # type: ignore[misc]
         set_up()
@@ -80,7 +81,7 @@ class ModelReplica:
         return self._card
 
     def check_health(self) -> None:
-        """Called by Ray; a replica that fails this for a while is replaced."""
+        """Called by Ray, which replaces a replica that fails for a while."""
         if not self._replica.is_sound:
             raise RuntimeError("An engine has failed and cannot be replaced.")
 
@@ -100,7 +101,7 @@ class Ingress:
 
 
 def model_replicas(settings: ModelSettings, scale: Scale) -> Any:
-    """The application of the replicas alone."""
+    """The application that consists of the replicas alone."""
     number: dict[str, Any] = {"num_replicas": scale.least}
     if scale.most > scale.least:
         number = {
@@ -132,7 +133,7 @@ def ingress_over(
     num_ingresses: int,
     options: Mapping[str, Any],
 ) -> Any:
-    """The application of the ingress and the replicas."""
+    """The application that consists of the ingress and the replicas."""
     return serve.deployment(
         serve.ingress()(Ingress),
         name="Ingress",

@@ -15,14 +15,15 @@ AVOID = "-"
 
 
 def wish_of(work: Any) -> str:
-    """Where a `Work` wants to go, as the session of its request: one home, or whom to avoid."""
+    """The replica that a `Work` prefers, or those that it avoids, written as the session of its
+    request."""
     names = [work.replica] if work.replica else [f"{AVOID}{name}" for name in work.avoid]
     return ",".join(names)
 
 
 class HomeRouter(RequestRouter):  # type: ignore[misc]
-    """The session of a request names its home, or replicas to avoid.  If its home is gone or full,
-    and where there is none, the less busy of two replicas is taken."""
+    """A router that reads a request's session, which names its home replica, or replicas to
+    avoid."""
 
     async def choose_replicas(
         self,

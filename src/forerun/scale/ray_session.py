@@ -67,7 +67,7 @@ class Session:
         ray.shutdown()
 
     def usual_cpus(self, most: int) -> float:
-        """An even share of one machine's cores, and one at least."""
+        """An even share of one machine's cores, at least one."""
         cores = max(int(node["Resources"].get("CPU", 1)) for node in ray.nodes())
         return float(max(1, cores // most)) if self._is_alone else 1.0
 
@@ -84,7 +84,7 @@ class Session:
         return RayReplicas(handle), handle.card.remote().result()
 
     def _check_resources(self, scale: Scale) -> None:
-        """On one machine nothing will be added; a cluster may grow."""
+        """Refuse more replicas than this machine has room for; a cluster may still grow."""
         if not self._is_alone:
             return
         there = ray.cluster_resources()
@@ -96,7 +96,8 @@ class Session:
                 raise InputError(explain(f"There are too few {kind}s.", received, cure))
 
     def _wait(self, seconds: float) -> None:
-        """Until all replicas are there, or the first failure says why they are not."""
+        """Wait until all replicas are ready; raises with the reason when the first one fails, or
+        when time is up."""
         deadline = time.monotonic() + seconds
         while True:
             overview = serve.status().applications.get(self._app)
@@ -110,13 +111,14 @@ class Session:
 
 
 def _leave(status: int) -> None:
-    """End this process now, without what else is to be done at its exit."""
+    """End this process at once, without its usual exit handlers."""
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(status)
 
 
 def _not_ready(overview: Any, seconds: float | None) -> InputError:
+    """The error for replicas that have failed, or are not ready in time."""
     told = [] if overview is None else [overview.message]
     if overview is not None:
         told += [part.message for part in overview.deployments.values()]

@@ -66,13 +66,14 @@ def check_equal(machines: Sequence[Machine]) -> None:
 
 
 def groups_of(jobs: Sequence[Job]) -> list[deque[Job]]:
-    """Jobs that are compared with each other: those of one batch of prompts."""
+    """The jobs in groups to be compared with each other: those of one batch of prompts."""
     key = lambda job: (job.repeat, job.questions)  # noqa: E731
     return [deque(group) for _, group in groupby(jobs, key)]
 
 
 def _runs(ray: Any, actors: Sequence[Any], jobs: Sequence[Job]) -> Iterator[Run]:
-    """Runs as they are done; a machine that is done with a group takes the next one."""
+    """The runs in the order in which they finish; a machine that has finished a group takes the
+    next one."""
     groups = deque(groups_of(jobs))
     running: dict[Any, tuple[Any, deque[Job]]] = {}
 
@@ -92,7 +93,7 @@ def _runs(ray: Any, actors: Sequence[Any], jobs: Sequence[Job]) -> Iterator[Run]
 
 
 def _actor_on(ray: Any, node: Mapping[str, Any], settings: tuple[Load, int, bool]) -> Any:
-    """An actor that has all of a machine, so that nothing else of Ray's runs beside it."""
+    """An actor that takes a whole machine, so that no other work of Ray runs beside it."""
     from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
     resources = node["Resources"]
@@ -105,7 +106,7 @@ def _actor_on(ray: Any, node: Mapping[str, Any], settings: tuple[Load, int, bool
 
 
 class _MachineRunner:
-    """The jobs of one machine."""
+    """Runs the jobs of one machine."""
 
     def __init__(self, load: Load, max_new_tokens: int, read_prompts_once: bool) -> None:
         target, drafters = load()

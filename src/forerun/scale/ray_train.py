@@ -82,7 +82,7 @@ class Workers:
             self._ray.kill(actor)
 
     def play(self) -> list[Spoken]:
-        """Wait for a worker; returns what it said, and lets it go on."""
+        """Wait for a worker; returns its conversations, and lets it go on."""
         self._fill()
         done, _ = self._ray.wait(list(self._calls), timeout=PATIENCE)
         if not done and not self._room():  # those that have not started yet never will
@@ -113,7 +113,7 @@ class Workers:
         self._spread.tell(f"note: a worker was lost ({reason})")
 
     def _fill(self) -> None:
-        """Put workers into the places without one, as far as there is room for them."""
+        """Start workers at the places without one, as far as there is room for them."""
         if len(self._actors) == self._spread.num_workers:
             return
         places = range(self._spread.num_workers)
@@ -133,7 +133,7 @@ class Workers:
         return NoWorkersError(explain("No worker is left on Ray.", self._last_reason, cure))
 
     def _started(self, place: int) -> Any:
-        """A worker with a seed that nobody has had, in this run or before."""
+        """A new worker with a seed that no other had, in this run or before."""
         indices = self._order[place :: self._spread.num_workers]
         asked = self._collection.asked
         work = replace(
@@ -148,14 +148,15 @@ class Workers:
 
 
 class _Worker:
-    """A target that talks, in a process of its own."""
+    """A target that holds conversations, in a process of its own."""
 
     def __init__(self, load: Load, work: Assignment, fingerprint: Fingerprint) -> None:
         self._load, self._work, self._fingerprint = load, work, fingerprint
         self._stages: Stages | None = None
 
     def play(self) -> list[Spoken]:
-        """The next conversations; loads the target first, where an error is one of this call."""
+        """The next conversations; loads the target first, so that an error in loading belongs to
+        this call."""
         if self._stages is None:
             target = self._load()
             if not self._fingerprint.fits(Fingerprint.of(target.model, target.name)):

@@ -39,7 +39,7 @@ FAILED = Refusal("The engine has failed.", status=503)
 
 
 class Replica:
-    """Writes answers.
+    """A model with its engines, which writes answers for an ingress.
 
     name: told in messages, so that a conversation comes back to where its beginning is stored.
     model_digest: of its model; work that another model has begun is not gone on with.
@@ -65,8 +65,8 @@ class Replica:
         return self._engines.is_sound
 
     async def answer(self, work: Work) -> AsyncIterator[Message | Refusal | Beat]:
-        """The messages of one answer, which is aborted when nobody reads on; with a beat at once,
-        and wherever nothing else came for a while."""
+        """The messages of one answer, which is aborted when nobody reads them; a beat comes at
+        once, and whenever nothing else came for a while."""
         messages, number = self._answer(work), 0
         step: asyncio.Future[Message | Refusal] | None = None
         try:
@@ -126,7 +126,8 @@ class Replica:
                 self._engines.replace(work.pair, engine)
 
     async def warm_up(self, pair: Pair, prompt: Sequence[int]) -> None:
-        """Answer once what nobody asked, so that what is made and compiled once is there."""
+        """Answer a request of its own, so that everything that is made or compiled once is
+        ready."""
         async for message in self.answer(Work(pair, prompt, WARM_UP, (), self._model_digest)):
             if isinstance(message, Refusal):
                 raise InputError(message.reason)
@@ -137,7 +138,8 @@ class Replica:
     async def _messages(
         self, answer: Answer, engine: AsyncEngine
     ) -> AsyncIterator[Message | Refusal]:
-        """Pieces as messages, several together where they come faster than messages may be sent."""
+        """The pieces as messages, several in one where they come faster than messages may be
+        sent."""
         odometer = Odometer(answer.stats)
         if await _entered(answer):
             yield Message((), Growth(), self.name)
@@ -176,7 +178,7 @@ class Replica:
 
 
 async def _entered(answer: Answer) -> bool:
-    """Wait until an answer is given a row, or ends without."""
+    """Wait until an answer is given a row, or ends without one."""
     entered = asyncio.Event()
     answer.when_entered(entered.set)
     entry = asyncio.create_task(entered.wait())

@@ -40,7 +40,7 @@ class ModelSettings:
 
     @property
     def drafter_names(self) -> list[str]:
-        """All that requests may name; "none" drafts nothing."""
+        """The names of drafters that requests may use; "none" drafts nothing."""
         usual = "heads+suffix" if self.model in (None, NAME) else "suffix"
         return list(dict.fromkeys([*(self.drafters or [usual]), "none"]))
 

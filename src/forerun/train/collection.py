@@ -18,10 +18,10 @@ MOST_REPEATS = 2000
 
 
 class Source(Protocol):
-    """Where conversations come from: the target here, or workers elsewhere."""
+    """Where conversations come from: the target in this process, or workers elsewhere."""
 
     def play(self) -> list[Spoken]:
-        """Wait for a moment; returns the conversations that ended, perhaps none."""
+        """Wait for a moment; returns the conversations that have ended, if any."""
         ...
 
 

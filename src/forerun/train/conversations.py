@@ -17,7 +17,7 @@ from forerun.train.chat import Chat
 
 @dataclass(frozen=True)
 class Say:
-    """Tokens to add to the text, and how the model continues."""
+    """The next tokens of a script, and how the model continues after them."""
 
     tokens: Sequence[int]
     temperature: float
@@ -70,7 +70,7 @@ FRAMES = (
 
 
 class Cycle:
-    """Texts in random order, over and over.
+    """Texts in random order, again and again.
 
     asked: how often each text was asked before, in an earlier run.
     """
@@ -128,8 +128,8 @@ class Author:
         return kind()
 
     def long(self) -> Script:
-        """A long prompt of the file, or several earlier texts and a question about them, once
-        there are enough."""
+        """A long prompt of the file, or, once there are enough texts, several of them and a
+        question about them."""
         if self.long_prompts and self.random.random() < 0.6:
             return self.from_prompt(self.long_prompts)
         return self.about_texts() if len(self.questions) >= ENOUGH else self.short()
@@ -168,7 +168,8 @@ class Author:
         self.questions.append((passage, self.chat.decode(asked)))
 
     def about_texts(self) -> Script:
-        """Texts side by side, then a question about one of them; or a summary of all."""
+        """Several texts side by side, then a question about one of them, or a request to summarise
+        all."""
         passage, question = self.random.choice(self.questions)
         texts = [passage, *(self._passage(300) for _ in range(self.random.randint(1, 3)))]
         self.random.shuffle(texts)
@@ -206,5 +207,5 @@ class Author:
 
 
 def _first_words(text: str, count: int) -> str:
-    """The beginning of a text, its line breaks kept."""
+    """The beginning of a text, with its line breaks."""
     return " ".join(text.split(" ")[:count])

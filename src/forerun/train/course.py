@@ -34,7 +34,7 @@ class Course(Protocol):
         ...
 
     def loss(self, batch: Batch, step: int) -> Tensor:
-        """What a training step, the one of this number, makes smaller."""
+        """The loss that the training step of this number minimises."""
         ...
 
 
@@ -49,7 +49,7 @@ class Recipe(Protocol):
         ...
 
     def network(self, design: Any) -> Any:
-        """With weights yet to be initialised or loaded."""
+        """The network, with weights that are still to be initialised or loaded."""
         ...
 
     def course(self, network: Any, teacher: Teacher, objective: Objective) -> Course: ...

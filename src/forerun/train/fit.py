@@ -68,7 +68,8 @@ def likeliest_tokens(
 
 
 def least_likely_token(spoken: Sequence[Spoken], vocab_size: int) -> int:
-    """The token that texts have least, prompts included: a mask is confused with no other."""
+    """The token that occurs least in texts, prompts included, so that a mask is not mistaken for a
+    real token."""
     counts = np.bincount(np.concatenate([text.tokens for text in spoken]), minlength=vocab_size)
     return int(counts.argmin())
 
@@ -83,8 +84,9 @@ ROUNDINGS = 32  # steps of the number format that it may miss by, if these are m
 
 
 def check_trainable(model: Any) -> None:
-    """Requires attention in every layer, full or in a sliding window, logits that are linear in
-    the last state, and answers of the sampler that are the model's own."""
+    """Refuse a target that cannot be trained for. Every layer needs attention, full or in a sliding
+    window, the logits must be linear in the last state, and the answers of the sampler must be the
+    model's own."""
     if layer_kinds(model) is None:
         _refuse(model, "Drafters are trained for models with attention in every layer.")
     head = model.get_output_embeddings()
@@ -111,8 +113,8 @@ def check_trainable(model: Any) -> None:
 
 
 def _most_missed(model: Any) -> float:
-    """How far greedy answers to two texts of different length are from what a fresh pass prefers,
-    as a share of the spread of the logits."""
+    """The largest amount by which greedy answers to two texts of different length miss what a fresh
+    pass prefers, as a share of the spread of the logits."""
     vocab_size = model.config.get_text_config(decoder=True).vocab_size
     texts = [[int(place * vocab_size) for place in text] for text in TEXTS]
     context = max(map(len, texts)) + NUM_NEW

@@ -37,14 +37,14 @@ class HeldOut:
 
     @classmethod
     def on(cls, device: Any) -> HeldOut:
-        """Sizes that take seconds on this device: smaller ones on a CPU."""
+        """Sizes with which measuring takes seconds on this device; they are smaller on a CPU."""
         return cls(8, 48, 128) if device.type == "cuda" else cls(2, 12, 64)
 
 
 def divided(
     prompts: Sequence[TrainingPrompt], held_out: Sequence[TrainingPrompt], size: HeldOut
 ) -> tuple[list[TrainingPrompt], list[str]]:
-    """Prompts to measure with, and prompts to train on, of which none is there twice."""
+    """The prompts to measure with, and the prompts to train on; no prompt is in both."""
     measured = pick(held_out, size.per_group) if held_out else _taken_out(prompts, size.total)
     kept = {prompt.text for prompt in (*measured, *held_out)}
     trained_on = [prompt.text for prompt in prompts if prompt.text not in kept]
@@ -109,7 +109,7 @@ class HeldOutFigures:
 
 
 def measure(course: Course, spoken: Sequence[Spoken]) -> list[HeldOutFigures]:
-    """One entry per temperature of the texts."""
+    """The figures of a drafter on held-out texts, one entry per temperature."""
     results = []
     for temperature in sorted({text.temperature for text in spoken}):
         counts: dict[str, NDArray[np.float64]] = {}

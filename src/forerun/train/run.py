@@ -114,7 +114,7 @@ def train(target: Any, options: TrainOptions) -> int:
 
 
 def _saved(options: TrainOptions) -> str:
-    """What a run that was stopped has in its folder."""
+    """The state that an unfinished run has saved in its folder."""
     if num_steps := steps_of(options.out):
         return f"{num_steps:,} training steps are saved"
     shards = list_shards(options.data / DATA)
@@ -298,7 +298,7 @@ def _explained(option: str, value: int) -> Iterator[None]:
 
 
 def _endings(model: Any) -> list[int]:
-    """The tokens that end a text."""
+    """The ids of the tokens that end a text."""
     endings = model.generation_config.eos_token_id if model.generation_config else None
     endings = model.config.eos_token_id if endings is None else endings
     return [] if endings is None else [endings] if isinstance(endings, int) else list(endings)

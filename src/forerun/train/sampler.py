@@ -90,7 +90,8 @@ def by_kernel(
 
 @lru_cache(maxsize=4)
 def _constants(num_rows: int, device: torch.device) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Row numbers, segments of one token each, and memory for what one chunk does not need."""
+    """Tensors that never change: row numbers, segments of one token each, and memory that a single
+    chunk leaves unused."""
     rows = torch.arange(num_rows, dtype=torch.int32, device=device)
     segments = torch.stack((rows, torch.ones_like(rows)), 1).contiguous()
     return rows, segments, torch.zeros(1, device=device), rows.new_zeros(1)
@@ -127,7 +128,7 @@ WARM_UP = 3  # passes before a graph is captured
 
 @dataclass(frozen=True)
 class RowTask:
-    """The text that a row continues, and how."""
+    """The text that a row continues, and the sampling options."""
 
     row: int
     tokens: Sequence[int]  # the text so far; the row may already hold its beginning
@@ -164,7 +165,7 @@ class Slots:
         return self._cache.position
 
     def put(self, tasks: Sequence[RowTask], *, fresh: bool) -> None:
-        """Assign texts to rows; fresh: the texts do not extend what the rows hold."""
+        """Assign texts to rows; fresh: the texts do not extend those that the rows hold."""
         if not tasks:
             return
         device = self._text.device

@@ -102,7 +102,8 @@ def epoch(
 
 
 def _kind(spoken: Spoken) -> tuple[int, int]:
-    """Sort key: the prompt length in units of 192, then the length in units of 32."""
+    """The key by which texts are sorted: the length of the prompt in units of 192, then the whole
+    length in units of 32."""
     return int(np.argmax(spoken.is_answer)) // 192, -(-len(spoken) // 32)
 
 

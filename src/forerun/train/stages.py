@@ -22,7 +22,7 @@ SHORTEST = 8  # free tokens of a row needed to begin another turn
 
 @dataclass
 class Talk:
-    """A running script: its text so far, and the reply it waits for."""
+    """A running script: its text so far, and the reply that it waits for."""
 
     script: Script
     say: Say
@@ -105,7 +105,7 @@ class Stage:
 
 @dataclass(frozen=True)
 class Scale:
-    """Conversations that run at once, their length, and their share of the time."""
+    """The number of conversations that run at once, their length, and their share of the time."""
 
     num_rows: int
     context: int
@@ -114,7 +114,7 @@ class Scale:
 
 @dataclass(frozen=True)
 class Assignment:
-    """The prompts that one source of conversations asks, and how."""
+    """The prompts that one source of conversations is given, and how it asks them."""
 
     prompts: Sequence[str]
     asked: Sequence[int]  # how often each has been answered before

@@ -36,7 +36,7 @@ On a terminal tokens are coloured by their fate; set NO_COLOR to leave that out.
 
 
 def generate(parser: argparse.ArgumentParser) -> None:
-    """Prompts, models, drafting and sampling of one call."""
+    """Add the flags of `generate`: prompts, models, drafting and sampling."""
     parser.description = (
         "Answer a prompt: the text of the target, faster, by drafting and verifying."
     )
@@ -89,7 +89,7 @@ SIGTERM and Ctrl-C let running requests finish; a second one stops at once.
 
 
 def serve(parser: argparse.ArgumentParser) -> None:
-    """Models, rules, replicas, the address, and bounds for clients."""
+    """Add the flags of `serve`: models, rules, replicas, the address, and bounds for clients."""
     parser.description = "Serve a model over HTTP: OpenAI's routes, and a page at /."
     parser.epilog = SERVE_EXAMPLES
     add_model(parser)
@@ -187,7 +187,7 @@ def serve(parser: argparse.ArgumentParser) -> None:
 
 
 def _add_replicas(parser: argparse.ArgumentParser) -> None:
-    """Replicas on Ray: how many, and what each takes."""
+    """Add the flags for replicas on Ray: their number and resources."""
     group = parser.add_argument_group("replicas on Ray (extra `ray`)")
     group.add_argument(
         "--ray", action="store_true", help="replicas on Ray: this machine, or the cluster it is in"
@@ -225,7 +225,7 @@ the seed and each line alone, not on drafters, workers or interruptions.
 
 
 def batch(parser: argparse.ArgumentParser) -> None:
-    """The job's files, its workers, and defaults of bare lines."""
+    """Add the flags of `batch`: files, workers, and defaults of bare lines."""
     parser.description = "Answer every line of a file of requests into a folder."
     parser.epilog = BATCH_EXAMPLES
     add_model(parser, then="input", about="JSON lines, or a file ending in .parquet")
@@ -274,5 +274,5 @@ def batch(parser: argparse.ArgumentParser) -> None:
 
 
 def demo(parser: argparse.ArgumentParser) -> None:
-    """There is nothing to choose."""
+    """`demo` has no flags of its own."""
     parser.description = "Answer two prompts plainly and speculatively: the same text twice."

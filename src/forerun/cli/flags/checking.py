@@ -29,7 +29,8 @@ after token i.
 
 
 def certify(parser: argparse.ArgumentParser) -> None:
-    """A rule or a function of one's own, and how it is sampled if it must be."""
+    """Add the flags of `certify`: a rule or a function of your own, and how to sample it if
+    needed."""
     parser.description = "Compare the distribution of what a rule emits with the target's, exactly."
     parser.epilog = CERTIFY_EXAMPLES
     what = parser.add_mutually_exclusive_group()
@@ -53,7 +54,7 @@ DOCTOR_EXAMPLES = """examples:
 
 
 def doctor(parser: argparse.ArgumentParser) -> None:
-    """Two ways to answer the same prompts."""
+    """Add the flags of `doctor`: two ways to answer the same prompts."""
     parser.description = (
         "Generate each prompt plainly and with a drafter, from the same seed.  Every "
         "difference is traced to a near-tie of float arithmetic, or called a bug."
@@ -101,7 +102,7 @@ wrong, 2 the audit could not be made.
 
 
 def audit(parser: argparse.ArgumentParser) -> None:
-    """The endpoint, the budget, and where the report goes."""
+    """Add the flags of `audit`: the endpoint, the budget, and where the report goes."""
     parser.description = "Test whether an endpoint's speculation keeps its own distribution."
     parser.epilog = AUDIT_EXAMPLES
     parser.add_argument("url", metavar="URL", help="base URL of the API, ending in /v1")
@@ -127,7 +128,7 @@ INFO_EXAMPLES = """examples:
 
 
 def info(parser: argparse.ArgumentParser) -> None:
-    """The report, or clearing the cache."""
+    """Add the flags of `info`: the report, or clearing the cache."""
     parser.description = (
         "Tell what is installed, which passes run on this machine, and how much "
         "the caches hold.  Good to have in a bug report."
@@ -150,7 +151,7 @@ COMPLETION_EXAMPLES = """examples:
 
 
 def completion(parser: argparse.ArgumentParser) -> None:
-    """The shell."""
+    """Add the argument of `completion`: the shell."""
     parser.description = "Print a completion script for a shell, to be read when it starts."
     parser.epilog = COMPLETION_EXAMPLES
     parser.add_argument("shell", choices=("bash", "zsh", "fish"))

@@ -29,7 +29,7 @@ Parsed = tuple[argparse.Namespace, list[str]]
 
 
 class LayeredParser(argparse.ArgumentParser):
-    """A parser whose words may come from a file, too.
+    """A parser whose words may also come from a file.
 
     configured: reads the words of a command line, and what a file says beside them.
     place: where the words come from, if not from the command line; errors name it.
@@ -44,7 +44,7 @@ class LayeredParser(argparse.ArgumentParser):
         return self.configured(args)
 
     def parse_words(self, layers: Sequence[Sequence[str]]) -> Parsed:
-        """Read several lists of words; what a later one says counts instead of an earlier one."""
+        """Read several lists of words; options in a later list override those in earlier ones."""
         namespace, extra = argparse.Namespace(), list[str]()
         for words in layers:
             for action in self._actions:
@@ -143,7 +143,8 @@ def words_of(
 
 
 def _texts(value: Any, action: argparse.Action, key: str, where: str) -> list[str]:
-    """What a value would be on a command line; one text for each time that the option is given."""
+    """The values of an option as words of a command line, one text for each time that the option is
+    given."""
     is_flag, is_list = action.nargs == 0, isinstance(action, argparse._AppendAction)
     if is_flag and isinstance(value, bool):
         return ["true"] if value else []

@@ -27,7 +27,7 @@ PLAN_EXAMPLES = """examples:
 
 
 def plan(parser: argparse.ArgumentParser) -> None:
-    """What is probed, and what may be chosen."""
+    """Add the flags of `plan`: what to probe, and what may be chosen."""
     parser.description = (
         "Time the passes of target and drafters, compute how often drafts would be "
         "accepted, and price every draft length from that."
@@ -70,7 +70,8 @@ Kill it when you like: started again with the same words it goes on where it was
 
 
 def sweep(parser: argparse.ArgumentParser) -> None:
-    """The cells of the grid, how often they run, and where their records go."""
+    """Add the flags of `sweep`: the cells of the grid, how often they run, and where their records
+    go."""
     parser.description = (
         "Run every setting on the same prompts, in turns, and append each run to "
         "DIR/sweep.jsonl.  Plain decoding is always among them."
@@ -134,7 +135,7 @@ PLOT_EXAMPLES = """examples:
 
 
 def plot(parser: argparse.ArgumentParser) -> None:
-    """What is drawn, for which paper."""
+    """Add the flags of `plot`: what to draw, and for which paper."""
     parser.description = "Draw what `forerun sweep` measured, finished or not."
     parser.epilog = PLOT_EXAMPLES
     parser.add_argument("folder", metavar="DIR", help="the folder that the sweep wrote (its --out)")
@@ -193,7 +194,7 @@ SIMULATE_EXAMPLES = """examples:
 
 
 def simulate(parser: argparse.ArgumentParser) -> None:
-    """Acceptance, costs and batches; or a fleet."""
+    """Add the flags of `simulate`: acceptance, costs and batches, or a fleet."""
     parser.description = "Simulate rounds from an acceptance rate and costs.  No model is run."
     parser.epilog = SIMULATE_EXAMPLES
     draft = parser.add_argument_group("drafter")
@@ -303,7 +304,7 @@ SIZES = "1,10,100,1000"
 
 
 def _add_replicas(parser: argparse.ArgumentParser) -> None:
-    """A fleet behind one queue instead of one machine."""
+    """Add the flags that simulate a fleet behind one queue instead of one machine."""
     group = parser.add_argument_group(
         "replicas", "Instead of one machine, a fleet behind one queue; times are measured ones."
     )
@@ -329,7 +330,7 @@ it was.  Out of memory: lower --rows while answers are collected, --batch-tokens
 
 
 def train(parser: argparse.ArgumentParser) -> None:
-    """Answers to collect, and the drafter to train on them."""
+    """Add the flags of `train`: answers to collect, and the drafter to train on them."""
     parser.description = "Collect a target's answers and train a small drafter on them."
     parser.epilog = TRAIN_EXAMPLES
     add_model(parser)

@@ -53,7 +53,7 @@ def flag_of(name: str) -> str:
 
 
 def add_model(parser: argparse.ArgumentParser, *, then: str = "", about: str = "") -> None:
-    """MODEL as the first word without a flag, or as `--model`; `settle` tells which was used.
+    """Add MODEL as the first word without a flag, or as `--model`; `settle` tells which was used.
 
     then: the name of the argument that the word after it is for, or the only word.
     about: what that word is.
@@ -110,12 +110,12 @@ def _is_known(word: str) -> bool:
 
 
 def add_drafter(group: Group) -> None:
-    """One drafter by its name."""
+    """Add the flag that names one drafter."""
     group.add_argument("--drafter", metavar="D", help=DRAFTER)
 
 
 def add_draft_length(group: Group) -> None:
-    """A number of guesses, or `auto`."""
+    """Add the flag for the draft length: a number of guesses, or `auto`."""
     group.add_argument(
         "--draft-length",
         metavar="K",
@@ -133,12 +133,12 @@ def draft_length(text: str) -> DraftLength:
 
 
 def add_rule(group: Group) -> None:
-    """An acceptance rule by its name."""
+    """Add the flag that names an acceptance rule."""
     group.add_argument("--rule", default="match", help=f"{', '.join(RULES)} (default: match)")
 
 
 def add_max_tokens(group: Group, default: int) -> None:
-    """The length of an answer, under both of its names."""
+    """Add the flag for the length of an answer, under both of its names."""
     group.add_argument(
         "--max-tokens",
         "--max-new-tokens",
@@ -150,7 +150,7 @@ def add_max_tokens(group: Group, default: int) -> None:
 
 
 def add_sampling(group: Group) -> None:
-    """The sampling options, the length of an answer and what ends it."""
+    """Add the sampling options, the length of an answer and what ends it."""
     for name, (kind, default, text) in SAMPLING.items():
         text += "" if default is None else f" (default: {default:g})"
         group.add_argument(flag_of(name), metavar="X", type=kind, default=default, help=text)
@@ -165,14 +165,14 @@ def add_sampling(group: Group) -> None:
 
 
 def add_seed(group: Group, text: str = "") -> None:
-    """A seed that is 0 where none is given."""
+    """Add the flag for a seed, which is 0 by default."""
     group.add_argument(
         "--seed", metavar="N", type=int, default=0, help=f"{text} (default: 0)".strip()
     )
 
 
 def add_place(group: Group) -> None:
-    """Where the model runs, and in which numbers."""
+    """Add the flags for the device of the model and the precision of its numbers."""
     group.add_argument("--device", help="cpu, cuda, cuda:1, mps, ... (default: a GPU if any)")
     group.add_argument(
         "--dtype", choices=DTYPES, help="(default: the one the weights were saved in)"
@@ -180,7 +180,7 @@ def add_place(group: Group) -> None:
 
 
 def add_pass(group: Group) -> None:
-    """How the target runs on a CPU."""
+    """Add the flags for the pass of the target on a CPU."""
     group.add_argument(
         "--no-lean", action="store_true", help="run transformers' forward pass even where ours fits"
     )
@@ -198,7 +198,7 @@ def add_pass(group: Group) -> None:
 
 
 def add_ranks(group: Group) -> None:
-    """Models larger than one GPU."""
+    """Add the flags for models that are larger than one GPU."""
     group.add_argument(
         "--tensor-parallel",
         metavar="N",
@@ -208,7 +208,7 @@ def add_ranks(group: Group) -> None:
 
 
 def add_subject(parser: argparse.ArgumentParser, *, per_group: int) -> None:
-    """What `plan` and `sweep` measure: a target, drafters, and prompts."""
+    """Add the flags for what `plan` and `sweep` measure: a target, drafters, and prompts."""
     add_model(parser)
     parser.add_argument(
         "--drafter",

@@ -116,7 +116,7 @@ class Files(PublishedFiles):
         self._check_layers()
 
     def design(self) -> BlockDesign:
-        """Sizes and switches."""
+        """The sizes and switches of the network."""
         config = self.config
         size = config.head_dim or config.hidden_size // config.num_attention_heads
         inner = ("qkv", "output", "gate_up", "down")
@@ -151,7 +151,8 @@ class Files(PublishedFiles):
         return self._taken(expected, design.shapes, UNUSED)
 
     def _layers(self) -> tuple[int, ...]:
-        """The layers that are read, as numbers of layers before the state."""
+        """The target's layers whose outputs the draft model reads, each given as the number of
+        layers that run before that output."""
         name = "target_layer_ids" if self.is_flat else "aux_hidden_state_layer_ids"
         ids = self.switch(name)
         if not isinstance(ids, list) or not ids or not all(type(each) is int for each in ids):
@@ -162,7 +163,7 @@ class Files(PublishedFiles):
         return found
 
     def _whole(self, name: str, least: int, most: int) -> int:
-        """A setting that has to be there."""
+        """A required setting, which must be a whole number in a range."""
         value = self.switch(name)
         if type(value) is not int or not least <= value <= most:
             wrong = f"{name} is no whole number from {least} to {most}."
@@ -171,7 +172,7 @@ class Files(PublishedFiles):
 
 
 def pieces(design: BlockDesign) -> dict[str, list[tuple[str, int]]]:
-    """For each weight of ours the published tensors that it is made of, and their rows."""
+    """The published tensors, and their rows, that make up each of our weights."""
     inner, shared = design.num_heads * design.head_size, design.num_kv_heads * design.head_size
     rows = {"qkv": (inner, shared, shared), "gate_up": (design.mlp_size, design.mlp_size)}
     made: dict[str, list[tuple[str, int]]] = {}

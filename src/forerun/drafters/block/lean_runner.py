@@ -69,7 +69,8 @@ def take(design: BlockDesign, weights: Mapping[str, Floats]) -> BlockWeights:
 
 
 class LeanBlockRows:
-    """Keys and values of the tokens the target has processed; blocks lie past them."""
+    """Keys and values of the tokens that the target has processed; those of blocks lie after
+    them."""
 
     def __init__(self, runner: LeanBlockRunner, num_rows: int) -> None:
         weights = runner.weights
@@ -80,7 +81,8 @@ class LeanBlockRows:
 
 
 class LeanBlockRunner:
-    """The same as `TorchBlockRunner`, in float32 on the CPU, for a target that is there too."""
+    """Computes what `TorchBlockRunner` does, in float32 on the CPU, for a target that runs there
+    too."""
 
     def __init__(
         self,
@@ -135,8 +137,8 @@ class LeanBlockRunner:
         parts: Sequence[tuple[int, Floats, int | None, int]],
         logits: Logits,
     ) -> None:
-        """One pass.  Of each row: the states of tokens, the anchor of the block after them, if it
-        has one, and where its logits begin."""
+        """Run one pass. Each row gives the hidden states of its tokens, the anchor of the block
+        after them, if it has one, and the place of its first logits."""
         lots = list(self._lots(state, parts))
         heads, design = self.weights.heads, self.design
         (plan,) = passes(lots, heads.queries, heads.keys, logits_only=True)
@@ -175,7 +177,7 @@ class LeanBlockRunner:
 
 
 def make_scratch(design: BlockDesign, weights: BlockWeights, num_tokens: int) -> BlockScratch:
-    """Memory for passes of up to so many tokens."""
+    """Allocate memory for passes of up to this many tokens."""
     heads, hidden = weights.heads, design.hidden_size
     inner = heads.queries * heads.size
 

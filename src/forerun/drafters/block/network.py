@@ -39,18 +39,18 @@ class BlockNetwork(nn.Module):  # type: ignore[misc]
         return normed
 
     def entries(self, embedding: Tensor, anchors: Tensor) -> Tensor:
-        """What the first layer is given (..., block, D), after anchors (...)."""
+        """The inputs of the first layer (..., block, D), for anchors (...)."""
         masks = anchors.new_full((self.design.block_size - 1,), self.design.mask_token)
         tokens = torch.cat((anchors[..., None], masks.expand(*anchors.shape, -1)), -1)
         return embedding[tokens]
 
     def angles(self, positions: Tensor) -> tuple[Tensor, Tensor]:
-        """Cosines and sines (..., d / 2) of positions (...), of every layer."""
+        """Cosines and sines (..., d / 2) of positions (...), for every layer."""
         turned: tuple[Tensor, Tensor] = self.layers[0].angles(positions)
         return turned
 
     def outputs(self, hidden: Tensor) -> Tensor:
-        """The outputs that give guesses (..., N, D), of those of the last layer."""
+        """The outputs of the last layer that give guesses, (..., N, D)."""
         return hidden if self.design.anchor_guesses else hidden[..., 1:, :]
 
     def logits(self, hidden: Tensor) -> Tensor:

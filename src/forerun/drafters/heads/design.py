@@ -50,12 +50,13 @@ class Design:
 
     @property
     def norm_parts(self) -> int:
-        """Pieces of the target's hidden values, each with a norm of its own; 0: no norm."""
+        """The number of pieces of the target's hidden values that have a norm of their own; 0: no
+        norm."""
         return {"each": len(self.layers), "together": 1, "none": 0}[self.state_norm]
 
     @property
     def is_usual(self) -> bool:
-        """Whether the network is as we train it, but for its rotation."""
+        """Whether the network is like those that we train, except for its rotation."""
         return all(
             getattr(self, field.name) == field.default or field.name in ROTATION
             for field in fields(self)
@@ -83,7 +84,8 @@ class Design:
         return self._named(products, norms)
 
     def _layer(self, num_inputs: int) -> dict[str, tuple[int, ...]]:
-        """The weights of a layer that makes its queries, keys and values of so many numbers."""
+        """The weights of a layer whose queries, keys and values are computed from this many
+        numbers."""
         width, inner = self.hidden_size, self.num_heads * self.head_size
         shared = self.num_kv_heads * self.head_size
         products = {
@@ -106,8 +108,8 @@ class Design:
         return shapes
 
     def rotation(self) -> tuple[NDArray[np.float32], float]:
-        """By how much each pair of a head (d / 2,) is turned per position, and the factor of its
-        cosine and sine."""
+        """The angle by which each pair of a head (d / 2,) is turned per position, and the factor of
+        its cosine and sine."""
         if self.frequencies:
             return np.array(self.frequencies, np.float32), self.rotary_factor
         half = self.head_size // 2
@@ -116,7 +118,8 @@ class Design:
 
     @classmethod
     def after(cls, config: Any, num_tokens: int, mlp_size: int | None = None) -> Self:
-        """One decoder layer like those of a target with this transformers configuration."""
+        """The design of one decoder layer like those of a target with this transformers
+        configuration."""
         heads, width = config.num_attention_heads, config.hidden_size
         inner = getattr(config, "intermediate_size", None) or getattr(config, "n_inner", None)
         rope = getattr(config, "rope_parameters", None) or {}

@@ -42,17 +42,18 @@ class Heads(StepByStep):
 
     @classmethod
     def load(cls, source: str | Path) -> Heads:
-        """The same as `Heads(source)`."""
+        """Equal to `Heads(source)`."""
         return cls(source)
 
     @property
     def design(self) -> Design | None:
-        """The network's; a published head may have to see its target first."""
+        """The sizes of the network; for a published head they may be known only after it has seen
+        its target."""
         return self._trained.design if self._trained else None
 
     @property
     def layers(self) -> tuple[int, ...]:
-        """The target's layers whose states are read, once its design is known."""
+        """The target's layers whose hidden states are read, once the design is known."""
         return self.design.layers if self.design else ()
 
     def fit(self, target: Any) -> Runner:

@@ -83,7 +83,8 @@ class Published:
     is_turned_like_target: bool | None  # None: as the file says, or like the target
 
     def designs(self, num_layers: int, rotation: Rotation | None) -> dict[str, Design]:
-        """Every reading for a target of so many layers, by what it says; the likeliest first."""
+        """Every possible reading of the files for a target with this many layers, by its
+        description; the likeliest first."""
         usual = (2, num_layers // 2, num_layers - 3)
         layers = [ids for ids in self.layers or [usual] if max(ids) <= num_layers and min(ids) >= 0]
         if not layers or len(set(layers[0])) < len(layers[0]):
@@ -166,7 +167,7 @@ class Files(PublishedFiles):
             raise self._unserved("it guesses several tokens in one pass (P-EAGLE: mask_hidden)")
 
     def design(self) -> Design:
-        """Sizes and switches, all but the layers that are read."""
+        """The sizes and switches of the network, except for the layers that it reads."""
         config = self.config
         norms = [bool(self.switch(name)) for name in ("norm_before_fc", "fc_norm", "use_aux_norm")]
         if norms[0] and any(norms[1:]):
@@ -200,8 +201,9 @@ class Files(PublishedFiles):
         )
 
     def layers(self) -> list[tuple[int, ...]]:
-        """The layers that may be meant, as numbers of layers before the state; none if the file
-        leaves them to the usual ones."""
+        """The lists of target layers that the file may mean, each layer given as the number of
+        layers that run before the state is read; empty if the file leaves them to the usual
+        ones."""
         plain = self.described.get("eagle_aux_hidden_state_layer_ids")
         inside = self.more.get("eagle_aux_hidden_state_layer_ids")
         ids = plain or inside
@@ -215,16 +217,16 @@ class Files(PublishedFiles):
         return [tuple(each + 1 for each in ids), tuple(ids)]
 
     def residuals(self) -> tuple[bool, ...]:
-        """What `norm_before_residual` may be: where it is absent, `speculators` takes it as false
-        and vLLM as true; in flat files everybody takes it as false."""
+        """The possible values of `norm_before_residual`. Where it is absent, `speculators` takes it
+        as false and vLLM as true; in flat files everybody takes it as false."""
         stated = self.switch("norm_before_residual")
         if stated is not None:
             return (bool(stated),)
         return (False,) if self.is_flat else (False, True)
 
     def is_turned_like_target(self) -> bool | None:
-        """Whether the rotation is the target's: not known where `speculators` may have dropped
-        that it is scaled, as it did until June 2026."""
+        """Whether the head uses the target's rotation. This is unknown where `speculators` may have
+        dropped the scaling of the rotation, as it did until June 2026."""
         rope = self.settings.get("rope_parameters") or self.settings.get("rope_scaling")
         stated = "rope_theta" in self.settings or "rope_theta" in (rope or {})
         if not stated and self.described.get("rope_theta", "") is None:
@@ -250,7 +252,7 @@ class Files(PublishedFiles):
 
 
 def pieces(design: Design) -> dict[str, list[tuple[str, int]]]:
-    """For each weight of ours the published tensors that it is made of, and their rows."""
+    """The published tensors, and their rows, that make up each of our weights."""
     inner, shared = design.num_heads * design.head_size, design.num_kv_heads * design.head_size
     rows = {"qkv": (inner, shared, shared), "gate_up": (design.mlp_size, design.mlp_size)}
     names: dict[str, tuple[str, ...]] = {f"{ours}.": theirs for ours, theirs in ENDS.items()}
@@ -273,7 +275,8 @@ def pieces(design: Design) -> dict[str, list[tuple[str, int]]]:
 
 
 def swapped(columns: NDArray[Any]) -> NDArray[Any]:
-    """The two halves of the columns the other way round: theirs begin with the embedding."""
+    """A weight with the two halves of its columns exchanged, because those of a published one begin
+    with the embedding."""
     return np.concatenate(np.split(columns, 2, axis=1)[::-1], axis=1)
 
 

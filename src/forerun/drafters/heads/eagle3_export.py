@@ -71,7 +71,7 @@ def _tensors(trained: Trained) -> dict[str, Any]:
 
 
 def _layer(trained: Trained, dtype: str) -> dict[str, Any]:
-    """The settings of the layer, in the words of a Llama."""
+    """The settings of the layer, named as in a Llama configuration."""
     design = trained.design
     return {
         "model_type": "llama",
@@ -96,7 +96,8 @@ def _layer(trained: Trained, dtype: str) -> dict[str, Any]:
 
 
 def _switches(trained: Trained) -> dict[str, Any]:
-    """All switches, those that are off too: engines differ in what an absent one means."""
+    """All switches, including those that are off, because engines differ in what an absent one
+    means."""
     return {
         "draft_vocab_size": trained.design.num_tokens,
         "fc_norm": True,

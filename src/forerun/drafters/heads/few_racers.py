@@ -62,7 +62,7 @@ def grow(
 def _grow_from_few(
     nodes: Sequence[Node], logits: Logits, rows: Sequence[int], draft_tokens: HostArray
 ) -> None:
-    """Add the first arrivals in the target's race, or the likeliest tokens."""
+    """Add the tokens that arrive first in the target's race, or the likeliest tokens."""
     places = [growth.places_after(node) for growth, node in nodes]
     used = {row: growth for row, (growth, _) in zip(rows, nodes, strict=True)}
     number = {row: index for index, row in enumerate(used)}
@@ -103,7 +103,8 @@ def _likeliest(logits: Logits, count: int) -> tuple[HostArray, HostArray]:
 def _first_arrivals(
     growths: Sequence[Growth], logits: Logits, draft_tokens: HostArray
 ) -> tuple[HostArray, HostArray]:
-    """Columns (N, C) in the order of arrival, and the chance that each is the target's choice.
+    """Columns (N, C) in the order of their arrival, with the chance of each to be the target's
+    choice.
 
     If the target's logits were the drafter's plus Gumbel noise, the chance of each token to win
     would be proportional to its speed.

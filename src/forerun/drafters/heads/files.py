@@ -27,7 +27,7 @@ BLOCK = 32
 
 @dataclass(frozen=True)
 class Trained:
-    """A drafter as it is kept on disk."""
+    """A drafter as it lies on disk."""
 
     design: Design
     target: Fingerprint

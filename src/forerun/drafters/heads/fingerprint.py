@@ -20,7 +20,7 @@ ALIKE = 0.9  # the cosine of two samples; unrelated models reach 0.2, 4-bit copi
 
 @dataclass(frozen=True)
 class Fingerprint:
-    """The properties that must agree, as far as both are known."""
+    """Properties of a target that must agree, where both sides know them."""
 
     name: str
     hidden_size: int
@@ -40,7 +40,7 @@ class Fingerprint:
 
     @classmethod
     def of_lean(cls, target: Any) -> Fingerprint:
-        """The same of a `LeanModel`, which need not have its transformers model at hand."""
+        """The fingerprint of a `LeanModel`, which need not have loaded its transformers model."""
         part = target.embeddings_of(_rows(target.vocab_size))[:, :NUM_COLUMNS]
         sizes = (target.hidden_size, target.num_layers, target.vocab_size)
         return cls(target.name, *sizes, _sample(part))
@@ -79,7 +79,7 @@ class Fingerprint:
 
 
 def _rows(num_tokens: int) -> list[int]:
-    """Tokens spread over the vocabulary."""
+    """Token ids that are spread over the vocabulary."""
     spread: list[int] = np.linspace(0, num_tokens - 1, NUM_ROWS).astype(int).tolist()
     return spread
 

@@ -15,7 +15,7 @@ SHIPPED = Path(__file__).parent / "shipped" / "smollm2-135m-instruct"
 
 
 def load_shipped() -> Trained:
-    """The drafter that comes with Forerun, for its default model."""
+    """The drafter that comes with Forerun for its default model."""
     if not SHIPPED.is_dir():
         wrong = "This installation comes without a trained drafter."
         cure = "Name one that `forerun train` wrote, or install Forerun again."

@@ -79,7 +79,7 @@ def rotary(design: Design) -> Rotary:
 
 
 def make_scratch(weights: HeadsWeights, num_tokens: int) -> HeadsScratch:
-    """Memory for passes of up to so many tokens."""
+    """Allocate memory for passes of up to this many tokens."""
     heads, m = weights.heads, weights.matrices
     hidden, inner = weights.embedding.shape[1], heads.queries * heads.size
 
@@ -104,7 +104,7 @@ LONGEST = 8  # guesses that a line has room for, at least
 
 
 def line_for(turns: Sequence[Turn], ids: Ints) -> Line:
-    """Lines for such turns; see `empty`."""
+    """Lines with room for the guesses of these turns; `empty` prepares them for use."""
     samplings, whole = [turn.sampling for turn in turns], np.zeros((4, len(turns)), np.int64)
     size = len(turns), max(LONGEST, *(turn.height for turn in turns))
     return Line(
@@ -128,7 +128,8 @@ def line_for(turns: Sequence[Turn], ids: Ints) -> Line:
 
 
 def serves(line: Line, first: Sequence[Turn], turns: Sequence[Turn]) -> bool:
-    """Whether lines made for the first turns serve others: in one text they do."""
+    """Whether lines that were made for the first turns can be used for others, as within one
+    text."""
     return len(first) == len(turns) and all(
         old.row == new.row
         and old.sampling is new.sampling
@@ -156,8 +157,8 @@ Begin = Callable[..., Begun]
 
 
 class Ask:
-    """A pass over so many tokens of one row with a line after it, run again and again: its arrays
-    are kept, and only the numbers in them change."""
+    """The arrays of a pass that is run again and again: a few tokens of one row, and a line after
+    them. Only the numbers in the arrays change."""
 
     def __init__(self, level: Level) -> None:
         self.level = level
@@ -181,7 +182,7 @@ class LeanHeadsRows:
 
 
 class LeanRunner:
-    """A `Runner` in float32 on the CPU, for a network whose target is there too."""
+    """A `Runner` in float32 on the CPU, for a network whose target runs there too."""
 
     def __init__(
         self,
@@ -216,8 +217,9 @@ class LeanRunner:
         turns: Sequence[Turn],  # (R,)
         ids: Ints,  # (Vd,): the target's, of the network's own tokens
     ) -> tuple[Logits, list[tuple[list[int], list[float]]]]:
-        """The same, and a line of guesses after each row: tokens, and the chance of each to be
-        kept.  The row does not remember them.  Its logits stay until it is extended again."""
+        """Like `extend`, and draw a line of guesses after each row: tokens, and the chance of each
+        to be kept. The row does not remember the guesses. Its logits stay until it is extended
+        again."""
         line = self._line_of(state, turns, ids)
         for index, (turn, fed) in enumerate(zip(turns, tokens, strict=True)):
             empty(line, index, turn, turn.position, state.lengths[turn.row] + len(fed))
@@ -240,8 +242,9 @@ class LeanRunner:
         tokens: Sequence[int],
         ids: Ints,
     ) -> tuple[Logits, Line, Begun] | None:
-        """What `extend_with_lines` does for one row, without waiting for it; None if there is no
-        other thread, or much to do before.  Nothing else may be done until it is finished."""
+        """Like `extend_with_lines` for one row, but without waiting for the result; None if there
+        is no other thread, or too much to do first. Nothing else may run until the line is
+        finished."""
         if self._crew.size == 1 or len(tokens) > MOST_KEPT:
             return None
         line = self._line_of(state, [turn], ids)
@@ -315,8 +318,8 @@ class LeanRunner:
     def _ask(
         self, state: LeanHeadsRows, features: Any, tokens: Sequence[int], begin: Begin
     ) -> tuple[Logits, Begun]:
-        """What `_extend` does, for a few tokens of the line's only row; the logits are kept until
-        the next."""
+        """Do what `_extend` does, for a few tokens of the line's only row; the logits stay until
+        the next call."""
         line = state.line
         row, count = state.turns[0].row, len(tokens)
         start = state.lengths[row]
@@ -343,7 +346,7 @@ class LeanRunner:
         return self.weights, state.pages.cache, state.scratch, level, self._later(state, line), line
 
     def _line_of(self, state: LeanHeadsRows, turns: Sequence[Turn], ids: Ints) -> Line:
-        """The lines of these turns, to be written anew."""
+        """The lines of these turns, whose contents are written anew."""
         if state.line.ids is not ids or not serves(state.line, state.turns, turns):
             state.line, state.turns = line_for(turns, ids), turns
         return state.line
@@ -391,8 +394,8 @@ class LeanRunner:
         self._crew.run(_num_stages(line), draft, held)
 
     def _later(self, state: LeanHeadsRows, line: Line) -> Level:
-        """The level of a line's guesses after the first; rows that are asked again and again keep
-        theirs, because making one takes as long as some of its products."""
+        """The inputs and outputs of the levels after a line's first guess. They are kept for the
+        same rows, because making them takes as long as some of the products."""
         if state.later.plan.rows is not line.rows:
             rows = enumerate(line.rows.tolist())
             lots = [Lot.of(row, 0, Feed([0]), 0, np.array([index])) for index, row in rows]
@@ -406,7 +409,7 @@ class LeanRunner:
         return state.later
 
     def _results(self, count: int) -> tuple[Floats, Logits]:
-        """Room for so many outputs and logits."""
+        """Allocate this many rows of outputs and logits."""
         hidden = self.weights.embedding.shape[1]
         return np.empty((count, hidden), np.float32), np.empty(
             (count, self._num_tokens), np.float32
@@ -422,7 +425,7 @@ def _num_stages(line: Line) -> int:
 
 
 def _last(count: int, place: int) -> Ints:
-    """Places where only the last of so many tokens has logits."""
+    """Places of logits where only the last of `count` tokens has logits."""
     places = np.full(count, -1)
     places[-1] = place
     return places

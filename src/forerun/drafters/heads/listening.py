@@ -28,7 +28,7 @@ MOST_LINES = 128  # drawn at once
 
 @dataclass
 class Heard:
-    """One row."""
+    """What the network has processed of one row, and what waits to be processed."""
 
     num_entries: int = 0  # verified entries, waiting ones included
     waiting: list[tuple[Any, Sequence[int]]] = field(default_factory=list)
@@ -40,7 +40,7 @@ class Heard:
 
 
 class Ahead(NamedTuple):
-    """A line that is being drawn before it is asked for."""
+    """A line of guesses that is computed before it is asked for."""
 
     turn: Turn  # the one before
     position: int
@@ -58,7 +58,7 @@ class Ahead(NamedTuple):
         )
 
     def guess(self, turn: Turn) -> Guess:
-        """As much of it as a turn wants."""
+        """As many guesses of the line as a turn wants."""
         count = min(int(self.line.counts[0]), turn.height)
         values = self.line.values[0, :count].tolist()
         while values and values[-1] < turn.worth:
@@ -67,7 +67,7 @@ class Ahead(NamedTuple):
 
 
 class Listening:
-    """The rows of one engine."""
+    """What the network knows of the rows of one engine."""
 
     def __init__(self, vocab_size: int, runner: Runner, num_rows: int, capacity: int) -> None:
         self.vocab_size = vocab_size
@@ -82,7 +82,8 @@ class Listening:
         return self._heard[row].num_entries > 0
 
     def hear(self, outcome: Outcome) -> None:
-        """Take in what the target has processed since the last round; the text holds it already."""
+        """Take in the tokens that the target has processed since the last round; the text already
+        holds them."""
         row, states = outcome.row, outcome.states
         heard = self._heard[row]
         if outcome.num_processed != heard.num_entries + len(states):
@@ -97,7 +98,8 @@ class Listening:
             heard.num_entries += len(following)
 
     def look_ahead(self) -> None:
-        """Begin the line that will be asked for in the next round, if it is as in this one.
+        """Begin the line that the next round will ask for if it is like this one. The host has
+        other work in the meantime, which takes about as long as the line.
 
         The host has other things to do until then, for about as long as the line takes.
         """
@@ -118,7 +120,7 @@ class Listening:
             self._ahead = Ahead(turn, position, *under_way)
 
     def settle(self) -> Ahead | None:
-        """Finish what was begun ahead, before anything else is computed."""
+        """Finish a line that was begun ahead, before anything else is computed."""
         ahead, self._ahead = self._ahead, None
         if ahead is not None:
             ahead.begun.finish()
@@ -140,7 +142,7 @@ class Listening:
         return np.stack(found)
 
     def lines(self, turns: Sequence[Turn], ids: Any) -> list[Guess] | None:
-        """Whole chains at once, drawn with the target's noise; None if that is not possible."""
+        """Draw whole chains at once with the target's noise; None if that is not possible."""
         draw = getattr(self.runner, "extend_with_lines", None)
         ahead, self._last = self.settle(), None
         if ahead is not None and len(turns) == 1 and ahead.serves(turns[0]):
@@ -166,7 +168,7 @@ class Listening:
         return [drawn.get(turn.row) or Guess() for turn in turns]
 
     def go_on(self, nodes: Sequence[Node]) -> Logits:
-        """Logits (N, Vd) after nodes whose parents the network was given before."""
+        """Logits (N, Vd) after nodes whose parents the network has already processed."""
         rows, parents, tokens = [], [], []
         for growth, node in nodes:
             heard = self._heard[growth.turn.row]
@@ -178,19 +180,20 @@ class Listening:
         return self.runner.step(self._rows, rows, parents, tokens)
 
     def release(self, row: int) -> None:
-        """Forget what was heard, but not the text."""
+        """Forget what was computed for a row, but not the text."""
         self.settle()
         self.runner.release(self._rows, row)
         self._heard[row] = Heard()
 
     def _take(self, rows: Sequence[int]) -> tuple[list[Any], list[list[int]]]:
-        """Waiting entries of these rows: hidden states (R,) of (N_r, F), and next tokens."""
+        """The waiting entries of these rows: their hidden states, (R,) arrays (N_r, F), and the
+        token after each."""
         waiting = [self._heard[row].waiting for row in rows]
         states = [joined([part for part, _ in parts]) for parts in waiting]
         return states, [[token for _, part in parts for token in part] for parts in waiting]
 
     def _keep(self, rows: Sequence[int], logits: Logits) -> None:
-        """Store the logits (R, Vd) of the entries that were run, which no longer wait."""
+        """Store the logits (R, Vd) of the entries that were computed, which no longer wait."""
         for index, row in enumerate(rows):
             heard = self._heard[row]
             heard.waiting, heard.logits, heard.num_nodes = [], (logits, index), 0

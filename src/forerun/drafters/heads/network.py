@@ -55,7 +55,7 @@ class Layer(nn.Module):  # type: ignore[misc]
         return rotate(q, cos, sin), rotate(k, cos, sin), v
 
     def keys_values(self, inputs: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
-        """Keys and values (..., KV, d) of inputs (..., M) that ask for nothing, rotated."""
+        """Keys and values (..., KV, d) of inputs (..., M) that need no queries, rotated."""
         design, first = self.design, self.design.num_heads * self.design.head_size
         bias = None if self.qkv.bias is None else self.qkv.bias[first:]
         heads = nn.functional.linear(inputs, self.qkv.weight[first:], bias)
@@ -97,7 +97,7 @@ class Deeper(Layer):
 
 
 class Network(Layer):
-    """The first layer, what leads into it and what follows the last."""
+    """The first layer of the network, and everything before the first and after the last layer."""
 
     def __init__(self, design: Design) -> None:
         width, eps = design.hidden_size, design.norm_eps
@@ -190,6 +190,7 @@ def rotate(heads: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
 
 
 def embedding_of(model: Any) -> Tensor:
-    """A transformers model's token embedding (V, D): the network has none of its own."""
+    """The token embedding (V, D) of a transformers model, because the network has none of its
+    own."""
     table: Tensor = model.get_input_embeddings().weight.detach()
     return table

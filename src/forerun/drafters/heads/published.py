@@ -28,7 +28,7 @@ SIZES = (
 
 @dataclass
 class PublishedFiles:
-    """The two files of a draft model, and what is common to all kinds."""
+    """The two files of a draft model, and how to read what all kinds have in common."""
 
     folder: Path
     described: Mapping[str, Any]
@@ -59,7 +59,8 @@ class PublishedFiles:
                     raise self._broken(f"{name} is no size of its tensors.", f"{size!r:.60}")
 
     def _completed(self) -> Any:
-        """The layer's settings with the defaults of its family, which files may leave out."""
+        """The layer's settings, with the defaults of its model family for those that the file
+        leaves out."""
         from transformers import LlamaConfig, Qwen3Config
 
         family = Qwen3Config if self.settings.get("model_type") == "qwen3" else LlamaConfig
@@ -78,7 +79,8 @@ class PublishedFiles:
         return found
 
     def switch(self, name: str) -> Any:
-        """A setting, where it stands: at the top, among those of this kind, or in the layer's."""
+        """A setting from wherever it stands: at the top, among the settings of this kind, or among
+        those of the layer."""
         for place in (self.described, self.more, self.settings):
             if place.get(name) is not None:
                 return place[name]
@@ -119,7 +121,7 @@ class PublishedFiles:
         return table
 
     def _rotation(self, head_size: int) -> tuple[tuple[float, ...], float]:
-        """Turns per position, and their factor, by the head's own settings."""
+        """The angle per position of each pair, and their factor, from the head's own settings."""
         from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
         rope = dict(self.config.rope_parameters or {})
@@ -153,7 +155,7 @@ class PublishedFiles:
             raise UnsupportedError(explain(wrong, received, "Use a newer version of forerun."))
 
     def _check_off(self, switches: Mapping[str, str]) -> None:
-        """Refuse switches that are on; each has what it would mean."""
+        """Refuse switches that are on; each comes with an explanation of what it would mean."""
         for name, means in switches.items():
             if self.switch(name):
                 raise self._unserved(f"{means} ({name})")
@@ -172,8 +174,8 @@ class PublishedFiles:
         shapes: Mapping[str, tuple[int, ...]],
         unused: tuple[str, ...],
     ) -> dict[str, NDArray[np.float32]]:
-        """Our weights, made of the tensors that `pieces` names; raises where one is missing, is of
-        another shape, is not finite, or is not known."""
+        """Our weights, made of the tensors that `pieces` names; raises where a tensor is missing,
+        unknown, not finite or of another shape."""
         named = {name for parts in pieces.values() for name, _ in parts}
         absent = sorted(named - self.tensors.keys())
         if absent:

@@ -39,7 +39,8 @@ class Answer(NamedTuple):
 
 
 def settle(published: Published, target: Any) -> tuple[Trained, str]:
-    """The head for a target, and in words what it was read as; "" if the files leave nothing open.
+    """The head for a target, and a description of how it was read; "" if the files leave nothing
+    open. Raises if the head was made for another target.
 
     Raises if it was made for another target.
     """
@@ -97,7 +98,7 @@ def agreement(
 
 
 def _answers(target: Any, layers: Sequence[int]) -> list[Answer]:
-    """The target's greedy answers, with its states after these layers."""
+    """The target's greedy answers, with its hidden states after these layers."""
     texts = [_encoded(target, number) for number in range(len(QUESTIONS))]
     rows, lengths = range(len(texts)), [len(text) for text in texts]
     state = target.start(len(texts), max(lengths) + NUM_NEW)
@@ -144,7 +145,8 @@ def _rotation_of(target: Any) -> Rotation | None:
 
 
 def head_of(target: Any, tokens: Any) -> Any:
-    """The target's rows of these tokens (Vd, D), which a head without its own reads."""
+    """The rows of the target's head for these tokens, (Vd, D), for a draft model without a head of
+    its own."""
     import torch
 
     table = target.model.get_output_embeddings().weight.detach()

@@ -104,7 +104,7 @@ class TorchRunner:
 
     @property
     def _like(self) -> Tensor:
-        """A tensor of the right device and precision."""
+        """A tensor on the right device and in the right precision."""
         return self.network.head.weight
 
     def _angles(self, positions: Any) -> tuple[Tensor, Tensor]:
@@ -115,13 +115,15 @@ class TorchRunner:
     def _project(
         self, state: TorchRows, features: Tensor, tokens: Any, where: Any, angles: Any
     ) -> Tensor:
-        """Keep the first layer's keys and values of entries (N, D); their queries (N, H, d)."""
+        """Store the first layer's keys and values of entries (N, D); returns their queries (N, H,
+        d)."""
         known = torch.as_tensor(tokens, device=self.embedding.device)
         embeddings = self.embedding[known].to(self._like)
         return self._keep(state, 0, where, self.network.project(features, embeddings, *angles))
 
     def _keep(self, state: TorchRows, layer: int, where: Any, projected: Any) -> Tensor:
-        """Keep keys and values of entries in their rows and slots; their queries (N, H, d).
+        """Store keys and values of entries in their rows and slots; returns their queries (N, H,
+        d).
 
         where: rows (N,) and slots (N,).  projected: queries, keys and values.
         """
@@ -154,7 +156,7 @@ class TorchRunner:
         counts: Sequence[int],  # (R,): of their last entries
         queries: Tensor,  # (N, H, d) of these
     ) -> Tensor:
-        """What verified entries gather from those before them, (N, H * d)."""
+        """The attention outputs of verified entries over those before them, (N, H * d)."""
         parts = []
         for row, own in zip(rows, queries.split(list(counts)), strict=True):
             end = state.lengths[row]
@@ -177,7 +179,7 @@ class TorchRunner:
         seen: Sequence[Sequence[int]],  # (N,): the slots each entry attends to
         queries: Tensor,  # (N, H, d)
     ) -> Tensor:
-        """What entries gather whose keys are kept, (N, H * d)."""
+        """The attention outputs of entries whose keys are stored, (N, H * d)."""
         most = max(map(len, seen))
         slots = np.zeros((len(rows), most), np.int64)
         is_seen = np.zeros((len(rows), most), bool)

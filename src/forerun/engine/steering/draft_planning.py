@@ -9,9 +9,8 @@ from weakref import ref
 
 from forerun.drafters.base import Prices
 from forerun.engine.drafting import Drafting
-from forerun.engine.guess_checks import check_tree
 from forerun.engine.plan import DraftLimits, DraftPlan, RoundPlan
-from forerun.engine.proposal import Drafted, cut
+from forerun.engine.proposal import Drafted, check_tree, cut
 from forerun.engine.request import Request
 from forerun.engine.steering.ladder_policy import Ladder, LadderPolicy
 from forerun.engine.steering.policy import Choice, PayingPolicy
@@ -28,7 +27,7 @@ POLICIES: Shelf[PayingPolicy] = Shelf()
 
 
 class DraftPlanner:
-    """Adds to the plans of an engine what its drafter is asked for.
+    """Adds to the plans of an engine what to ask of its drafter.
 
     draft_length: how many guesses may follow one another, "auto" for as many as pay.
     tree: None for a chain, a number of nodes for a tree of any shape, or the shape itself, which
@@ -78,7 +77,8 @@ class DraftPlanner:
             self._policy.ladder = ladder
 
     def enter(self, row: int, request: Request) -> None:
-        """A request enters a row; its notes say why it is drafted for differently, if it is."""
+        """Note that a request enters a row; its notes say why it is drafted for differently, if it
+        is."""
         if self._policy is not None:
             self._policy.enter(row, request)
             self._requests[row] = request
@@ -86,14 +86,15 @@ class DraftPlanner:
         request.stats.notes += [] if note is None else [note]
 
     def leave(self, row: int) -> None:
-        """The request of a row is over; its statistics say why little was drafted for it."""
+        """Note that the request of a row has ended; its statistics say why little was drafted for
+        it."""
         if self._policy is not None:
             stats = self._requests.pop(row).stats
             stats.why_few = why_few(stats, self._policy.price(self._num_rows))
             self._policy.leave(row)
 
     def complete(self, plan: RoundPlan) -> RoundPlan:
-        """The plan with what the drafter is asked for."""
+        """The plan, completed with what to ask of the drafter."""
         spans = [span for span in plan.answering if span.row not in self._drafting.abandoned]
         asked = [index for index, span in enumerate(spans) if span.request.is_drafted_for]
         if self._drafting.drafter is None or not asked:
@@ -128,7 +129,7 @@ class DraftPlanner:
         paths: Sequence[Sequence[int]],
         spent: Sequence[float] | None,
     ) -> None:
-        """A round is over: what was accepted of each draft, and the seconds by stage, None where
+        """Learn from a round: what was accepted of each draft, and its seconds by stage; None where
         they are not those of a usual round."""
         if self._policy is None or self._drafting.drafter is None or not plan.answering:
             return  # a round that only reads a part of a prompt asked nobody for a draft
@@ -145,7 +146,7 @@ class DraftPlanner:
             request.stats.compare_to_plain(plain, sum(spent))
 
     def close(self) -> None:
-        """What was learned is left for later engines."""
+        """Leave what was learned for later engines."""
         if self._policy is not None:
             if isinstance(self._policy, LadderPolicy):
                 self._policy.ladder = None  # which holds the rows of this engine

@@ -24,8 +24,8 @@ class Rungs(NamedTuple):
     costs: Sequence[float]  # of a round of each length, as far as can be told beforehand
 
     def cost(self, length: int, seconds: Seconds) -> float:
-        """What a round of this length takes: as it was timed, or in proportion to the nearest
-        length that was."""
+        """The seconds of a round of this length: as timed, or in proportion to those of the nearest
+        length that was timed."""
         if length in seconds.logs:
             return seconds.usual(length)
         costs = dict(zip(self.lengths, self.costs, strict=True))
@@ -41,7 +41,7 @@ Ladder = Callable[[int], Rungs]
 
 
 class LadderPolicy(PayingPolicy):
-    """Asks for the captured length that makes the most tokens per second."""
+    """Chooses the captured length that makes the most tokens per second."""
 
     def __init__(self, *, has_coins: bool = False) -> None:
         super().__init__(has_coins=has_coins)
@@ -116,7 +116,7 @@ class LadderPolicy(PayingPolicy):
             ledger.learn_drafted(tokens, took, drafted.is_trial)
 
     def _seconds(self, num_rows: int) -> Seconds:
-        """Of rounds by their length, where they have room for so many requests."""
+        """The seconds of rounds by length, for rounds with room for this many requests."""
         return self.ledger.whole.setdefault(self._rungs(num_rows).size, Seconds())
 
     def _rungs(self, num_rows: int) -> Rungs:

@@ -21,7 +21,7 @@ WAIT = 512  # rounds between two runs of rounds without an ask, at most
 
 @dataclass
 class Earnings:
-    """What was learned of one drafter with all requests."""
+    """What was learned of one drafter from all requests."""
 
     asking: Seconds = field(default_factory=Seconds)  # by the tokens of all rows it was asked for:
     # of each the height of what came of it, plus one
@@ -32,7 +32,8 @@ class Earnings:
     num_verified: int = 0  # guesses that moved it
 
     def cost(self, size: float, num_unread: int, plain: float) -> float:
-        """Plain rounds that an ask takes; not too many before it was timed a few times."""
+        """The cost of asking the drafter, in plain rounds; it is bounded until it was timed a few
+        times."""
         reading = self.reading.curve(1) * num_unread if self.reading.is_known(1) else 0.0
         rounds = (self.asking.curve(size) + reading) / plain
         is_known = sum(self.asking.counts.values()) >= NUM_TIMED
@@ -40,7 +41,7 @@ class Earnings:
 
     @property
     def level(self) -> float:
-        """Seconds that one more guess in a line takes."""
+        """The seconds that one more guess in a line takes."""
         if not self.asking.logs:
             return 0.0
         first, last = min(self.asking.logs), max(self.asking.logs)
@@ -50,7 +51,7 @@ class Earnings:
 
 @dataclass
 class Own:
-    """What was learned of one drafter with one request."""
+    """What was learned of one drafter from one request."""
 
     size: Ratio = field(default_factory=lambda: Ratio(OWN_FADE))
     worth: Ratio = field(default_factory=lambda: Ratio(OWN_FADE))
@@ -82,12 +83,13 @@ class Ledger:
     is_trying: bool = True  # until the budget is spent, and again when all has come back
 
     def plain_seconds(self, num_rows: int) -> float:
-        """Seconds of a round if nobody were asked, nor had been of late."""
+        """The seconds of a round in which no drafter is asked, and none was asked in the rounds
+        just before."""
         seconds, is_known = self.passes.curve(num_rows), self.plain.is_known(num_rows)
         return min(seconds, self.plain.usual(num_rows)) if is_known else seconds
 
     def learn_pass(self, num_rows: int, num_guesses: int, seconds: float) -> None:
-        """The seconds of a round without those of the drafters."""
+        """Learn from the seconds of a round, without those of the drafters."""
         if self.num_unasked > NUM_DISTURBED and self.passes.is_known(num_rows):
             self.passes.drift(self.plain.learn(num_rows, seconds))
         else:
@@ -96,18 +98,18 @@ class Ledger:
         self.num_plain += num_guesses == 0
 
     def learn_drafted(self, tokens: float, took: float, is_trial: bool) -> None:
-        """The tokens per row of a round with drafts, and the plain rounds that it took."""
+        """Learn from a round with drafts: its tokens per row, and its cost in plain rounds."""
         self.drafted.learn(tokens, took)
         self.debt += max(0.0, took - tokens) * is_trial
 
     def pay_back(self) -> None:
-        """A round has begun, and a part of what was lost comes back."""
+        """Reduce the debt at the beginning of a round, and decide whether trials are allowed."""
         self.debt = max(0.0, self.debt - ALLOWANCE)
         self.is_trying = self.debt < BUDGET * self.is_trying or self.debt == 0
 
     @property
     def is_run_due(self) -> bool:
-        """Whether nobody is asked, to time what drafts are compared with."""
+        """Whether it is time for a run of rounds without drafts, which are timed for comparison."""
         return self.rounds - self.last_run > min(WAIT, max(ENOUGH, self.last_run))
 
     def end_run(self, num_rows: int, plain: float) -> None:
@@ -126,11 +128,12 @@ class Ledger:
 
     @property
     def speed(self) -> float | None:
-        """Of rounds with drafts against those without; None if too few were timed."""
+        """How many times as fast rounds with drafts are as rounds without; None if too few were
+        timed."""
         return self.drafted.within(1.0, 0.0) if self.drafted.below >= NUM_TIMED else None
 
 
 def size_of(asks: dict[int, Asked]) -> int:
-    """Tokens that a drafter was asked for together, of all rows: of each those that it made one
-    after the other, and the last, which came to nothing."""
+    """The size of an ask for all rows: for each row the number of guesses that the drafter made one
+    after the other, plus one for the last step, which gave none."""
     return sum(ask.height + 1 for ask in asks.values())

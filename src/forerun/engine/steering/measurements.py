@@ -42,7 +42,7 @@ class Curve:
 
 @dataclass
 class Seconds:
-    """What something takes, by its size.
+    """The time that something takes, by its size.
 
     In a single timing others may have had the processor: at first the fastest one of a size counts,
     and no more than in proportion to smaller sizes; then a moving average of clipped ones.
@@ -59,7 +59,8 @@ class Seconds:
         return self._drawn
 
     def learn(self, size: int, seconds: float) -> float:
-        """Gives the logarithm by which everything has become slower, as this timing tells."""
+        """Learn from one timing; returns the logarithm of the factor by which everything seems to
+        have become slower."""
         new, count = log(max(seconds, 1e-9)), self.counts.get(size, 0)
         self.counts[size] = count + 1
         if count < NUM_TIMED:
@@ -71,7 +72,7 @@ class Seconds:
         return STEP * slower
 
     def drift(self, step: float) -> None:
-        """Everything has become slower by so much, as a logarithm."""
+        """Note that everything has become slower, by a factor given as a logarithm."""
         for size in self.logs:
             self.logs[size] += step
         self._drawn = None
@@ -80,7 +81,7 @@ class Seconds:
         return self.counts.get(size, 0) >= NUM_TIMED
 
     def usual(self, size: int) -> float:
-        """Seconds of a size that was timed, as they are: larger ones may take less."""
+        """The seconds of a size that was timed, as measured, even where larger sizes took less."""
         return exp(self.logs[size])
 
     def _points(self) -> list[tuple[int, float]]:
@@ -98,7 +99,7 @@ class Seconds:
 
 @dataclass
 class Ratio:
-    """One sum over another; the recent past counts more."""
+    """The ratio of two sums in which recent observations count more."""
 
     fade: float = FADE
     above: float = 0.0
@@ -109,5 +110,5 @@ class Ratio:
         self.below = self.fade * self.below + below
 
     def within(self, belief: float, trust: float) -> float:
-        """The ratio, drawn towards a belief that weighs as much as `trust` observations."""
+        """The ratio, drawn towards a prior belief that weighs as much as `trust` observations."""
         return (self.above + trust * belief) / (self.below + trust)

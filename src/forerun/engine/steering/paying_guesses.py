@@ -42,7 +42,7 @@ def lowest_paying(
 
 @dataclass(frozen=True)
 class Tariff:
-    """What was known of costs and chances when the round was planned."""
+    """The costs and chances that were known when the round was planned."""
 
     token: float  # seconds that a token of text is worth
     passes: Curve  # seconds of a pass by the number of its tokens
@@ -54,7 +54,7 @@ class Tariff:
     num_others: int = 0  # rows in the pass that nothing is drafted for
 
     def trim(self, drafts: Sequence[Proposal]) -> list[Proposal]:
-        """The drafts (R,) without guesses that do not pay."""
+        """The drafts (R,) without the guesses that do not pay."""
         pairs = zip(drafts, self.survivals, strict=True)
         chances = [chances_of(draft, self.shift, own) for draft, own in pairs]
         best = max((max(row) for row in chances if row), default=0.0)
@@ -75,8 +75,7 @@ class Tariff:
 
 
 def chances_of(draft: Proposal, shift: float, survivals: Sequence[float]) -> Sequence[float]:
-    """How likely each guess is to be kept: as was stated, or by its depth, where those of one depth
-    share a chance."""
+    """The chance of each guess to be kept: as the drafter stated it, or else by depth."""
     if draft.values is not None:  # whoever combined several drafters has calibrated them
         is_raw = draft.parts is None
         return [calibrated(value, shift) for value in draft.values] if is_raw else draft.values

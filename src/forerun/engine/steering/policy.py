@@ -66,7 +66,7 @@ class PayingPolicy:
         return self._ledgers[self.is_sampled]
 
     def enter(self, row: int, request: Request) -> None:
-        """A request enters a row."""
+        """Note that a request enters a row."""
         if self._has_coins and request.sampling.temperature > 0:
             if len(self._learned_from) >= MOST_SEEDS:
                 self._ledgers.clear()
@@ -82,7 +82,7 @@ class PayingPolicy:
         self._requests[row] = defaultdict(Own)
 
     def leave(self, row: int) -> None:
-        """The request of a row is over."""
+        """Note that the request of a row has ended."""
         self._requests.pop(row, None)
         self._seeds.pop(row, None)
         self._repeated.discard(row)
@@ -133,12 +133,12 @@ class PayingPolicy:
             self._learn_round(rows, requests, drafted, paths, spent, reads)
 
     def plain_seconds(self, num_rows: int) -> float | None:
-        """What a round without drafts takes; None if not known."""
+        """The seconds of a round without drafts; None if not known."""
         is_known = self.ledger.num_plain >= NUM_TIMED
         return self.ledger.plain_seconds(num_rows) if is_known else None
 
     def price(self, num_rows: int) -> Price | None:
-        """What guesses cost and bring in rounds of so many requests; None if not known."""
+        """The cost and yield of guesses in rounds of this many requests; None if not known."""
         (seconds, base, step), plain = self._timed(num_rows), self.plain_seconds(num_rows)
         sizes = [size for size in seconds.logs if size > base]
         if plain is None or not sizes:
@@ -147,8 +147,8 @@ class PayingPolicy:
         return Price(size - base, seconds.curve(size) / plain, self.ledger.speed)
 
     def _timed(self, num_rows: int) -> tuple[Seconds, int, int]:
-        """What rounds are priced by, its size without guesses, and what one more for each request
-        adds to that size."""
+        """The timings that rounds are priced by, the size of a round without guesses, and how much
+        one more guess for each request adds to that size."""
         return self.ledger.passes, num_rows, num_rows
 
     def _choice(
@@ -212,8 +212,8 @@ class PayingPolicy:
         return Choice(lengths, prices, tariff, is_trial)
 
     def _order(self) -> list[int]:
-        """Who is asked before whom: the quickest first.  Under a rule with coins the first guess is
-        taken, whatever it is: so the one that promises most comes first there."""
+        """The order in which drafters are asked: the quickest first. Under a rule with coins the
+        first guess is taken whatever it is, so there the drafter that promises most comes first."""
         drafters = self.ledger.drafters
         if self._has_coins:
             return sorted(drafters, key=lambda who: -drafters[who].worth.within(0.0, 1.0))
@@ -290,8 +290,8 @@ class PayingPolicy:
     def _asks(
         self, rows: Sequence[int], drafted: Drafted, seconds: float
     ) -> dict[int, dict[int, Asked]]:
-        """Who was asked, by drafter and row: as those report who pass the question on; others are
-        one drafter for all rows."""
+        """The drafters that were asked, by drafter and row, as reported by a drafter that passes
+        questions on; any other counts as one drafter for all rows."""
         found: defaultdict[int, dict[int, Asked]] = defaultdict(dict)
         if drafted.height is None:
             return found
@@ -311,7 +311,7 @@ class PayingPolicy:
         asks: dict[int, dict[int, Asked]],
         is_first: bool,
     ) -> dict[int, int]:
-        """Learn the seconds of asking and reading; gives the tokens that each drafter had to
+        """Learn the seconds of asking and reading; returns the tokens that each drafter had to
         read."""
         num_unread = dict.fromkeys(asks, 0)
         for who, own in asks.items():

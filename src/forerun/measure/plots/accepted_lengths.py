@@ -18,7 +18,8 @@ READING = (
 
 
 def accepted_lengths(results: Results, setting: Setting) -> Plot | None:
-    """The drawing of the shares of rounds by accepted length, for each drafter."""
+    """Draw the shares of rounds by accepted length, for each drafter; None where there is nothing
+    to draw."""
     rows = results.longest(setting)
     if not rows:
         return None

@@ -19,8 +19,8 @@ READING = (
 
 
 def by_batch(results: Results, temperature: float) -> Plot | None:
-    """The drawing of total speed against the wait of each user, one line per drafter, a mark per
-    batch size."""
+    """Draw total speed against the wait of each user, one line per drafter, one mark per batch
+    size; None where there is nothing to draw."""
     settings = [setting for setting in results.settings if setting.temperature == temperature]
     lines: list[tuple[Series, list[Figures]]] = []
     for series in [*results.plain_series(), *results.series()]:

@@ -21,6 +21,8 @@ ENOUGH = 30
 
 
 def by_position(results: Results, setting: Setting) -> Plot | None:
+    """Draw the acceptance at each position of the draft, one line per drafter; None where there is
+    nothing to draw."""
     rows = results.longest(setting)
     if not rows:
         return None
@@ -61,6 +63,8 @@ PANELS = (
 
 
 def by_draft_length(results: Results, setting: Setting) -> Plot | None:
+    """Draw speed and acceptance against the draft length, one line per drafter; None where there is
+    nothing to draw."""
     if not results.series(setting):
         return None
     lines = [results.fixed(setting, series) for series in results.series(setting)]
@@ -88,7 +92,8 @@ _READING = (
 
 
 def _title(results: Results, setting: Setting) -> str:
-    """A line with `Results.gain`: the fastest of many cells is no promise."""
+    """A title with the gain on held-out prompts, because the fastest of many cells promises too
+    much."""
     best, gain = results.winner(setting), results.gain(setting)
     if best is None:
         return "Only a peer was measured here"
@@ -156,7 +161,7 @@ def _point(
 
 
 def _tells_drafts(line: Sequence[Figures]) -> bool:
-    """Whether there is an acceptance rate: a peer does not tell what it drafted."""
+    """Whether the line has an acceptance rate; a peer does not tell what it drafted."""
     return any(figures.acceptance_by_position for figures in line)
 
 

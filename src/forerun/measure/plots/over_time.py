@@ -19,7 +19,7 @@ READING = (
 
 
 def over_time(results: Results, setting: Setting) -> Plot | None:
-    """The drawing of drafted and kept tokens, round by round, of one answer of each task group with
+    """Draw the drafted and the kept tokens, round by round, of one answer of each task group with
     the best automatic drafter; None where there is none."""
     lines = [series for series in results.series(setting) if series.peer is None]
     cells = [cell for series in lines if (cell := results.auto(setting, series))]

@@ -40,7 +40,8 @@ class Plot:
 
 
 def look(results: Results, series: Series) -> dict[str, Any]:
-    """Colour by drafter; marker by its variant; a peer is dashed and hollow."""
+    """The style of a line: its colour tells the drafter, its marker the variant; a peer is dashed
+    and hollow."""
     if series.drafter is None:
         colour, number = GREY, 0
     else:
@@ -59,7 +60,7 @@ def look(results: Results, series: Series) -> dict[str, Any]:
 
 
 def whisker(axes: Any, x: float, interval: Interval, colour: str) -> None:
-    """A 95% interval as a thin upright line."""
+    """Draw a 95% interval as a thin upright line."""
     axes.plot([x, x], [interval.low, interval.high], color=colour, linewidth=points(1.4), alpha=0.7)
 
 

@@ -18,7 +18,8 @@ READING = (
 
 
 def predictions(results: Results) -> Plot | None:
-    """The drawing of predicted against measured figures, one mark per cell."""
+    """Draw predicted against measured figures, one mark per cell; None where there are no
+    predictions."""
     pairs = results.predicted
     if not pairs:
         return None

@@ -19,7 +19,7 @@ READING = (
 
 
 def time_split(results: Results, setting: Setting) -> Plot | None:
-    """The drawing of where the time goes, a bar per cell in parts by stage."""
+    """Draw the shares of the time by stage, a bar per cell; None where no times are known."""
     cells = [results.best(setting, series) for series in results.series(setting)]
     plain = results.plain(setting)
     rows = [figures for figures in [*([plain] if plain else []), *cells] if figures.time_shares]
@@ -67,7 +67,7 @@ def _name(figures: Figures) -> str:
 
 
 def _legend(axes: Any) -> None:
-    """The stages' names in their colours, above the bars in the bars' order."""
+    """Write the names of the stages in their colours above the bars, in the bars' order."""
     before: Any = None
     for stage in STAGES:
         before = axes.annotate(

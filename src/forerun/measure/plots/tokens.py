@@ -22,7 +22,7 @@ READING = (
 
 
 def tokens(results: Results) -> Plot | None:
-    """The drawing of a generation token by token, coloured by fate."""
+    """Draw a generation token by token, coloured by fate; None where none was recorded."""
     sample = results.sample
     if sample is None:
         return None

@@ -17,6 +17,7 @@ FATES = {
 
 
 def generation(sample: Sample) -> str:
+    """The HTML of one generation, token by token."""
     accepted = sum(token.fate == "accepted" for token in sample.tokens)
     cell = sample.cell
     how = f"{series_of(cell).label}, {length_words(cell)}, {temperature_words(cell.temperature)}"
@@ -36,7 +37,7 @@ def generation(sample: Sample) -> str:
 
 
 def _token(number: int, token: Token) -> str:
-    """Line breaks stay visible, since they are tokens like any other."""
+    """The HTML of a token; line breaks stay visible, because they are tokens like any other."""
     text = escape(token.text).replace("\n", '<span class="break">↵</span>\n')
     words = f"{number}: {FATES.get(token.fate, token.fate)}, probability {token.probability:.1%}"
     return (
@@ -61,6 +62,7 @@ COLUMNS = (
 
 
 def all_figures(results: Results) -> str:
+    """The HTML table of all figures of all cells."""
     head = "".join(f'<th scope="col">{escape(name)}</th>' for name in COLUMNS)
     body = "".join(map(_row, results.figures))
     return (

@@ -41,7 +41,7 @@ LONGEST = 60.0
 
 
 class ServiceTimes:
-    """Seconds between entry and end of the last choices."""
+    """The seconds that the most recent choices took from entry to end."""
 
     def __init__(self) -> None:
         self._recent: deque[float] = deque(maxlen=NUM_RECENT)
@@ -132,22 +132,22 @@ class Desk:
 
     @property
     def num_running(self) -> int:
-        """Choices that have a row."""
+        """The number of choices that have a row."""
         return self._engines.num_running
 
     @property
     def num_waiting(self) -> int:
-        """Choices that wait for one."""
+        """The number of choices that wait for a row."""
         return max(0, self.num_open - self.num_running)
 
     @property
     def num_rows(self) -> int:
-        """Rows that are taken, in all engines."""
+        """The number of rows that are taken, in all engines."""
         return self.num_running
 
     @property
     def num_open(self) -> int:
-        """Choices that wait or run."""
+        """The number of choices that wait or run."""
         return self._open.total()
 
     def enter(
@@ -215,8 +215,8 @@ class Desk:
             )
 
     async def warm_up(self) -> None:
-        """Answer a request that nobody asked: the first client need not wait for what is made
-        once, the usual engine and the code that is compiled for it."""
+        """Answer a request of its own, so that the first client need not wait for the usual engine
+        to be made and for code to be compiled."""
         ask = Ask([warm_up_prompt(self.target)], WARM_UP)
         try:
             await self.enter(ask, owner="warm-up", request_id="warm-up").results()
@@ -224,7 +224,8 @@ class Desk:
             raise error.__cause__ or error from None
 
     async def drain(self, seconds: float) -> None:
-        """Refuse new requests, and wait for those that are here; end what takes longer.
+        """Refuse new requests, and wait for those that are here; requests that take too long are
+        ended.
 
         An engine in a pass that does not return cannot be ended; nobody waits for it for long.
         """
@@ -252,7 +253,8 @@ class Desk:
         await self.close()
 
     def _requests(self, ask: Ask, owner: str, begun: Sequence[Sequence[int]]) -> list[Request]:
-        """The requests for an ask's choices; refuses what an engine would refuse later."""
+        """The requests for the choices of an ask; refuses anything that an engine would refuse
+        later."""
         options = replace(ask.options, owner=owner)
         try:
             requests = [
@@ -280,7 +282,8 @@ class Desk:
 
 
 def warm_up_prompt(target: Any) -> list[int]:
-    """A text that repeats itself: any drafter guesses after it, so drafting is compiled too."""
+    """A text that repeats itself, so that any drafter guesses after it and drafting is compiled
+    too."""
     length = 8 if target.max_context is None else min(8, target.max_context - 1)
     return [place % min(2, target.vocab_size) for place in range(length)]
 

@@ -42,7 +42,7 @@ class Ask:
 
     @property
     def n(self) -> int:
-        """Answers to each prompt."""
+        """The number of answers to each prompt."""
         return self.options.sampling.n
 
     @property
@@ -66,16 +66,17 @@ class Reply(Protocol):
         ...
 
     def closing(self, answers: Sequence[Generation]) -> Sequence[Mapping[str, Any]]:
-        """Events after the last piece, those with the counts included."""
+        """Events after the last piece, including those with the counts."""
         ...
 
 
 @runtime_checkable
 class ScoredReply(Reply, Protocol):
-    """A reply that tells log-probabilities of prompts."""
+    """A reply that includes log-probabilities of the prompts."""
 
     def score(self, prompts: Sequence[Sequence[TokenLogprob]]) -> None:
-        """Take those of each prompt's tokens but the first; called once, before all else."""
+        """Take the log-probabilities of each prompt's tokens but the first; called once, before all
+        other methods."""
         ...
 
 

@@ -23,7 +23,7 @@ from forerun.serve.watching.roles import Watcher
 
 @dataclass
 class Progress:
-    """The output so far, and what earlier engines counted."""
+    """The output so far, and the counts of earlier engines."""
 
     tokens: list[int] = field(default_factory=list)
     fates: list[Fate] = field(default_factory=list)
@@ -35,7 +35,7 @@ class Progress:
 
     @property
     def has_gained(self) -> bool:
-        """Whether the present engine has given any token."""
+        """Whether the present engine has produced any token."""
         return len(self.tokens) > self.num_before
 
     def add(self, piece: Piece) -> None:
@@ -44,13 +44,13 @@ class Progress:
         self.logprobs += piece.logprobs or ()
 
     def leave(self, partial: Generation | None) -> None:
-        """The next engine goes on after what the present one gave, if anything."""
+        """Let the next engine continue after the tokens of the present one, if it produced any."""
         if partial is not None:
             self.stats = self._all_stats(partial.stats)
         self.num_before = len(self.tokens)
 
     def complete(self, answer: Generation) -> Generation:
-        """The last engine's answer, with what came before it."""
+        """The answer of the last engine, joined with the output before it."""
         if self.stats is None:
             return answer
         logprobs = None if answer.logprobs is None else self.logprobs
@@ -62,7 +62,7 @@ class Progress:
 
 
 def added(first: Stats, second: Stats) -> Stats:
-    """The counts of two stretches of one request."""
+    """The sum of the counts of two stretches of one request."""
     seconds = zip(vars(first.seconds).values(), vars(second.seconds).values(), strict=True)
     return replace(
         second,
@@ -83,14 +83,14 @@ def added(first: Stats, second: Stats) -> Stats:
 
 
 def _sums(first: Sequence[int], second: Sequence[int]) -> list[int]:
-    """Entry by entry; the shorter one counts as 0 from its end on."""
+    """The sums entry by entry; missing entries of the shorter list count as 0."""
     size = max(len(first), len(second))
     padded = ([*row, *[0] * (size - len(row))] for row in (first, second))
     return [one + other for one, other in zip(*padded, strict=True)]
 
 
 class Ticket(AsyncIterator[tuple[int, Piece]]):
-    """Iterate over (choice, piece), await `results`, or `abort`.
+    """A request at the desk: iterate over (choice, piece), await `results`, or `abort`.
 
     requests: one for each choice, which was made for the target.  Pieces leave out the output that
     exists already.
@@ -151,7 +151,7 @@ class Ticket(AsyncIterator[tuple[int, Piece]]):
         return pair
 
     async def batches(self) -> AsyncIterator[list[tuple[int, Piece]]]:
-        """The same pieces, as many together as are there: a reader who lags catches up."""
+        """The pieces in batches, as many as have come, so that a slow reader catches up."""
         async for first in self:
             batch = [first]
             while not self._pieces.empty():
@@ -170,7 +170,7 @@ class Ticket(AsyncIterator[tuple[int, Piece]]):
         return answers
 
     def abort(self, error: ApiError | None = None) -> None:
-        """End the request; with an error, that is what its reader gets."""
+        """End the request; its reader gets the error, if there is one."""
         self._is_aborted = True
         self._error = self._error or error
         for choice, task in enumerate(self._choices):
@@ -222,13 +222,13 @@ class Ticket(AsyncIterator[tuple[int, Piece]]):
 
     @property
     def _kind(self) -> str:
-        """Requests whose acceptance can be compared."""
+        """The kind of the request; acceptance is compared among requests of one kind."""
         sampling = self.ask.options.sampling
         way = "greedy" if sampling.temperature == 0 else "sampled"
         return ", ".join([*self._pair, "guided" if sampling.grammar is not None else way])
 
     def _told(self, failure: BaseException) -> ApiError:
-        """What the client is told; what happened is for the log."""
+        """The error that the client is shown; the details go to the log."""
         if isinstance(failure, ApiError):
             return failure
         LOG.error("Request %s failed.", self.request_id, exc_info=failure)
@@ -238,7 +238,7 @@ class Ticket(AsyncIterator[tuple[int, Piece]]):
         return error
 
     async def _choice(self, choice: int) -> Generation:
-        """One choice, with one row, over as many engines as it takes."""
+        """Answer one choice, with one row, on as many engines as it takes."""
         progress, ask = Progress(), self.ask
         progress.tokens = list(self._requests[choice].given)
         progress.fates = [Fate.GIVEN] * len(progress.tokens)
@@ -257,7 +257,7 @@ class Ticket(AsyncIterator[tuple[int, Piece]]):
                     return answer
 
     async def _attempt(self, choice: int, progress: Progress) -> Generation | None:
-        """The answer of the present engine; None if another one is to go on."""
+        """The answer of the present engine; None if another one is to continue."""
         if progress.is_suspect:
             return await self._tried(choice, progress)
         engine = await self._engines.get(self._pair)
@@ -288,7 +288,8 @@ class Ticket(AsyncIterator[tuple[int, Piece]]):
         return None
 
     async def _tried(self, choice: int, progress: Progress) -> Generation | None:
-        """The first tokens after a death, alone in an engine; None if that outlives them."""
+        """The first tokens after a death, from an engine of its own; None if the engine survives
+        them."""
         death = progress.deaths[-1]
         try:
             async with self._trial.turn, self._engines.alone(self._pair) as engine:
@@ -330,8 +331,8 @@ class Ticket(AsyncIterator[tuple[int, Piece]]):
         return progress.complete(last) if is_over else last
 
     def _submit(self, engine: PooledEngine, choice: int, progress: Progress) -> Writing:
-        """Hand a choice to an engine.  One that another engine had is a new request, which goes on
-        after the tokens that were written there."""
+        """Hand a choice to an engine. A choice that another engine had becomes a new request, which
+        continues after the tokens written there."""
         request = self._requests[choice]
         if request.status is Status.ENDED or request.given != progress.tokens:
             options, given = request.options, progress.tokens
@@ -345,12 +346,12 @@ class Ticket(AsyncIterator[tuple[int, Piece]]):
         return answer
 
     def _seconds_left(self) -> float | None:
-        """A request whose time is up is submitted all the same: an engine ends it, with the text
-        that earlier ones gave it."""
+        """The seconds that the request has left. One whose time is up is still submitted, and an
+        engine ends it with the text so far."""
         return None if self._deadline is None else max(self._deadline - now(), 1e-9)
 
     def _start(self) -> None:
-        """A choice has been given a row; the first one to be given one is the request's start."""
+        """Note that a choice was given a row; the first such moment is the start of the request."""
         if not self._has_started:
             self._has_started = True
             self._watcher.started(self.request_id)
@@ -360,7 +361,7 @@ class Ticket(AsyncIterator[tuple[int, Piece]]):
         self._pieces.put_nowait((choice, piece))
 
     def _unfinished(self, choice: int, reason: str, progress: Progress | None = None) -> Generation:
-        """An answer that no engine ended."""
+        """The answer of a choice that no engine has ended."""
         progress, request = progress or Progress(), self._requests[choice]
         return Generation(
             prompt_tokens=request.prompt,

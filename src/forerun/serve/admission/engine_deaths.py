@@ -20,26 +20,26 @@ MOST_MYSTERIES = 3
 
 @dataclass
 class Death:
-    """One engine's end, and what trials have found out about it."""
+    """The death of one engine, and what trials have found out about it."""
 
     num_untried: int = 0  # suspects whose trial is not over
     is_explained: bool = False  # one of them was the killer
 
     @property
     def is_mystery(self) -> bool:
-        """Whether everybody was tried, and nobody was it."""
+        """Whether all suspects were tried and none was to blame."""
         return not self.is_explained and not self.num_untried
 
 
 class Trial:
-    """One suspect at a time; `turn` is theirs in the order of asking."""
+    """Tries one suspect at a time; `turn` is given out in the order of asking."""
 
     def __init__(self) -> None:
         self.turn = asyncio.Lock()
         self._deaths: WeakKeyDictionary[PooledEngine, Death] = WeakKeyDictionary()
 
     def accuse(self, engine: PooledEngine) -> Death:
-        """One more was in an engine that died."""
+        """Note one more request that was in an engine that died."""
         death = self._deaths.setdefault(engine, Death())
         death.num_untried += 1
         return death
@@ -49,17 +49,19 @@ class Trial:
         return sum(death.is_mystery for death in unexplained(deaths)) == MOST_MYSTERIES
 
     async def pause(self, deaths: Sequence[Death]) -> None:
-        """Before a choice that was in these engines is sent to another one."""
+        """Called before a choice that was in these engines is sent to another one; subclasses may
+        wait."""
 
     def enter(self, engine: PooledEngine) -> None:
-        """A choice is given to an engine."""
+        """Called when a choice is given to an engine; subclasses may count."""
 
     def leave(self, engine: PooledEngine) -> None:
-        """It has ended there, or the engine has."""
+        """Called when a choice has ended in an engine, or the engine has died; subclasses may
+        count."""
 
 
 def unexplained(deaths: Sequence[Death]) -> Sequence[Death]:
-    """Those since the last one that was explained."""
+    """The deaths since the last one that was explained."""
     count = 0
     while count < len(deaths) and not deaths[-1 - count].is_explained:
         count += 1

@@ -14,7 +14,7 @@ Pair = tuple[str, str]
 
 
 class Writing(Protocol):
-    """One answer on its way; see `engine.answer.Answer`."""
+    """One answer on its way; see `forerun.generation.answer.Answer`."""
 
     @property
     def has_entered(self) -> bool: ...
@@ -37,7 +37,7 @@ class PooledEngine(Protocol):
 
 
 class Pool(Protocol):
-    """Engines by drafter and rule; see `serve.engines.Engines`."""
+    """Engines by drafter and rule; see `forerun.serve.admission.engines.Engines`."""
 
     @property
     def is_sound(self) -> bool: ...

@@ -57,7 +57,7 @@ class Engines:
 
     @property
     def is_sound(self) -> bool:
-        """Whether no engine has to be replaced first."""
+        """Whether all engines can be used without replacing one first."""
         return not self._broken and not self._replacements
 
     @property
@@ -68,7 +68,7 @@ class Engines:
         return len(self._engines)
 
     async def get(self, pair: Pair) -> AsyncEngine:
-        """A living engine for a pair.  Submit to it before anything else is awaited."""
+        """A living engine for a pair. Submit to it before anything else is awaited."""
         if pair in self._engines and self._engines[pair].failure is None:
             self._engines[pair] = self._engines.pop(pair)
             return self._engines[pair]
@@ -100,7 +100,7 @@ class Engines:
 
     @asynccontextmanager
     async def alone(self, pair: Pair) -> AsyncIterator[AsyncEngine]:
-        """An engine of one row that nobody else is given."""
+        """An engine with one row that nobody else uses."""
         try:
             engine = await asyncio.to_thread(self._make, pair, max_batch=1)
         except Exception as error:
@@ -138,7 +138,7 @@ class Engines:
             )
 
     async def _made(self, pair: Pair) -> AsyncEngine:
-        """A new engine.  If it cannot be made, that is tried again until it can."""
+        """A new engine. If making it fails, it is tried again until it succeeds."""
         try:
             engine = await asyncio.to_thread(self._make, pair)
         except ForerunError as error:  # the pair does not fit: whoever asked for it is told
@@ -177,7 +177,7 @@ class Engines:
                 continue
 
     def _close_idle(self, keeping: Pair) -> None:
-        """Close those asked for longest ago, as long as there are too many."""
+        """Close the least recently used idle engines, as long as there are too many."""
         for pair, engine in list(self._engines.items()):
             if len(self._engines) <= MOST_ENGINES:
                 return

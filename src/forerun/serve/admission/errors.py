@@ -42,7 +42,7 @@ RETRY_SECONDS = 5.0
 
 
 def overloaded(message: str) -> ApiError:
-    """A refusal of a server that has too much to do."""
+    """The refusal of a request because the server has too much to do."""
     return ApiError(
         message, status=503, kind="server_error", code="overloaded", retry_after=RETRY_SECONDS
     )

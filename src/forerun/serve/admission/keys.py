@@ -18,13 +18,135 @@ import hashlib
 import hmac
 import re
 import sys
-from collections.abc import Iterable, Sequence
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 
 from forerun.base.errors import InputError, explain
 from forerun.serve.admission.errors import ApiError
-from forerun.serve.admission.quota import KeyLimits, Quota
+
+BUSY = (429, 503)
+"""Refusals that are the server's fault: such requests cost a key nothing."""
+
+
+@dataclass(frozen=True)
+class KeyLimits:
+    """The limits of a key; None stands for no limit of its own."""
+
+    max_running: int | None = None  # requests that wait or run
+    max_priority: int = 0  # or else everybody would go before everybody
+    requests_per_minute: int | None = None
+    tokens_per_minute: int | None = None  # of prompts and answers
+
+
+class Bucket:
+    """A budget that holds up to a minute's worth and fills evenly.
+
+    Spending may leave a debt, because what a request costs is known when it has ended.
+    """
+
+    def __init__(self, per_minute: int, clock: Callable[[], float]) -> None:
+        self._per_second = per_minute / 60
+        self._most = float(per_minute)
+        self._level = self._most
+        self._clock = clock
+        self._time = clock()
+
+    def seconds_until(self, amount: float) -> float:
+        """The seconds until the bucket holds this amount; 0 if it already does."""
+        time = self._clock()
+        self._level = min(self._most, self._level + (time - self._time) * self._per_second)
+        self._time = time
+        return max(0.0, (amount - self._level) / self._per_second)
+
+    def spend(self, amount: float) -> None:
+        self._level -= amount
+
+
+class Quota:
+    """What is left of a key's limits."""
+
+    def __init__(
+        self, limits: KeyLimits | None = None, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self.limits = limits = limits or KeyLimits()
+        self._clock = clock
+        self._num_running = 0
+        self._requests = _bucket(limits.requests_per_minute, clock)
+        self._tokens = _bucket(limits.tokens_per_minute, clock)
+
+    def within(self, limits: KeyLimits) -> Quota:
+        """The same counts under other limits; a count per minute whose limit has changed starts
+        anew."""
+        before, self.limits = self.limits, limits
+        if limits.requests_per_minute != before.requests_per_minute:
+            self._requests = _bucket(limits.requests_per_minute, self._clock)
+        if limits.tokens_per_minute != before.tokens_per_minute:
+            self._tokens = _bucket(limits.tokens_per_minute, self._clock)
+        return self
+
+    def enter(self) -> None:
+        """Count a request, or refuse it. This needs only its key, so its body need not be read."""
+        limits = self.limits
+        if limits.max_running is not None and self._num_running >= limits.max_running:
+            few = f"{limits.max_running} request{'s' * (limits.max_running != 1)}"
+            raise _refusal(f"This API key may have {few} at once.", 1.0)
+        for bucket, what in ((self._requests, "requests"), (self._tokens, "tokens")):
+            if bucket is not None and (seconds := bucket.seconds_until(1)):
+                raise _refusal(f"This API key has used up its {what} per minute.", seconds)
+        if self._requests is not None:
+            self._requests.spend(1)
+        self._num_running += 1
+
+    def check_priority(self, priority: int) -> None:
+        """Refuse a priority that this key may not ask for."""
+        if priority > self.limits.max_priority:
+            message = f"This API key may use priorities up to {self.limits.max_priority}."
+            raise ApiError(message, param="priority", code="priority_not_allowed")
+
+    def leave(self, num_tokens: int = 0) -> None:
+        """Note that a request has ended, with the number of tokens that it took, prompts
+        included."""
+        self._num_running -= 1
+        if self._tokens is not None:
+            self._tokens.spend(num_tokens)
+
+    def take_back(self) -> None:
+        """Undo the count of a request that was refused because the server is busy."""
+        self.leave()
+        if self._requests is not None:
+            self._requests.spend(-1)
+
+    @contextmanager
+    def entering(self) -> Iterator[None]:
+        """Count a request that is taken in within the block; if the block raises, the request
+        counts as ended."""
+        self.enter()
+        try:
+            yield
+        except BaseException as error:
+            if isinstance(error, ApiError) and error.status in BUSY:
+                self.take_back()
+            else:
+                self.leave()
+            raise
+
+
+def _bucket(per_minute: int | None, clock: Callable[[], float]) -> Bucket | None:
+    return None if per_minute is None else Bucket(per_minute, clock)
+
+
+def _refusal(message: str, retry_after: float) -> ApiError:
+    return ApiError(
+        message,
+        status=429,
+        kind="rate_limit_error",
+        code="rate_limit_exceeded",
+        retry_after=retry_after,
+    )
+
 
 SHORTEST = 8
 """Characters; a shorter key is guessed too easily."""
@@ -32,7 +154,7 @@ SHORTEST = 8
 
 @dataclass(frozen=True)
 class Key:
-    """One client: `owner` tells engines whose text is whose, `label` is for people."""
+    """One client: `owner` tells engines which texts belong together, `label` is shown to people."""
 
     label: str
     owner: str
@@ -45,7 +167,7 @@ ANYBODY = Key("", "", b"", Quota(KeyLimits(max_priority=sys.maxsize)))
 
 
 class Keys:
-    """Those who may ask."""
+    """The clients that may ask."""
 
     def __init__(self, keys: Sequence[Key]) -> None:
         self._keys = list(keys)
@@ -76,7 +198,7 @@ class Keys:
         return cls(keys)
 
     def renew(self, path: str | Path) -> None:
-        """Read a file anew: a key that stays keeps its counts, within the limits it now has."""
+        """Read a file again: a key that stays keeps its counts, within its new limits."""
         counts = {key.digest: key.quota for key in self._keys}
         fresh = Keys.from_file(path)._keys
         self._keys = [
@@ -107,7 +229,7 @@ class Keys:
 
 
 def _key(number: int, word: str, settings: Sequence[str]) -> Key:
-    """The key of one line; messages name the line and nothing of what stands in it."""
+    """The key of one line; error messages name the line, but nothing that it contains."""
     name, colon, secret = word.partition(":")
     if not colon:
         name, secret = f"key-{number}", word

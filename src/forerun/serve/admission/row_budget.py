@@ -32,7 +32,8 @@ class _Waiter:
 
     @property
     def has_row(self) -> bool:
-        """Whether it was given one.  Who is cancelled leaves the line a step later."""
+        """Whether the waiter was given a row. One that is cancelled leaves the line a step
+        later."""
         return self.turn.done() and not self.turn.cancelled()
 
 
@@ -71,7 +72,8 @@ class RowBudget:
             self._hand_out()
 
     def _hand_out(self) -> None:
-        """Give rows to those whose turn it is; nobody overtakes one for whom there is no room."""
+        """Give rows to those whose turn it is; nobody overtakes a waiter for whom there is no
+        room."""
         while (first := self._waiting.pop()) is not None:
             if first.turn.done():  # it was cancelled
                 self._waiting.row_left(first.owner)
@@ -88,7 +90,7 @@ class RowBudget:
         return num_held < self._num_rows + (self._num_standby if is_alone else 0)
 
     def _give_back(self, waiter: _Waiter) -> None:
-        """Give back what was given, if anything: whoever waited may have been cancelled."""
+        """Give back a row, if one was given: the waiter may have been cancelled."""
         if waiter.has_row:
             self._by_pair -= Counter({waiter.pair: 1})
             self._waiting.row_left(waiter.owner)

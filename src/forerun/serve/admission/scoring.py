@@ -19,7 +19,7 @@ PART = 32
 
 
 class LeftError(Exception):
-    """The client has gone; nobody needs the rest."""
+    """The client has gone, so nobody needs the rest."""
 
 
 def prompt_logprobs(

@@ -89,8 +89,8 @@ class Answering:
     async def _read(
         self, scope: Scope, receive: Receive
     ) -> tuple[Any, Callable[[Served], Awaitable[Ask]]]:
-        """The name of a request's model, and what reads the request once that is loaded; if it is
-        loaded already, the request is read in the same turn as its body."""
+        """The name of a request's model, and a function that reads the request once the model is
+        loaded; if it is loaded already, the request is read in the same turn as its body."""
         owner, most = owner_of(scope), self._bounds.max_values
         body = await self._bodies.read(Request(scope, receive), owner)
 
@@ -110,7 +110,7 @@ class Answering:
         return parsed.get("model"), read
 
     def _take_in(self, served: Served, ask: Ask, scope: Scope) -> tuple[Ticket, Reply]:
-        """Give a request a place at the desk."""
+        """Have the desk take in a request."""
         route, state = served.routes[self._path], scope["state"]
         key: Key = state["key"]
         key.quota.check_priority(ask.options.priority)
@@ -170,7 +170,7 @@ class Answering:
 
 @asynccontextmanager
 async def _aborted_when_gone(ticket: Ticket, receive: Receive) -> AsyncIterator[asyncio.Event]:
-    """End the request when its client goes away, and in any case with the block."""
+    """End the request when its client goes away, and in any case when the block ends."""
     gone = asyncio.Event()
 
     async def listen() -> None:
@@ -189,7 +189,8 @@ async def _aborted_when_gone(ticket: Ticket, receive: Receive) -> AsyncIterator[
 async def _send_pieces(
     stream: EventStream, reply: Reply, batch: Sequence[tuple[int, Piece]] | None
 ) -> None:
-    """Send what there is; of a batch with a piece that cannot be worded, what is before it."""
+    """Send the pieces that have come; if one of a batch cannot be worded, those before it are
+    sent."""
     if batch is None:
         await stream.send(PING)
         return
@@ -221,5 +222,5 @@ def _check_alternatives(ask: Ask, most: int) -> None:
 
 
 def _num_tokens(ask: Ask, answers: Sequence[Generation]) -> int:
-    """What a request counts as: its prompts once, and every answer."""
+    """The number of tokens that a request counts as: its prompts once, and every answer."""
     return sum(map(len, ask.prompts)) + sum(len(answer.tokens) for answer in answers)

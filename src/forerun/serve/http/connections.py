@@ -29,7 +29,7 @@ PROBE_SECONDS = 0.2
 
 
 class Protocol(H11Protocol):  # type: ignore[misc]
-    """HTTP/1.1; a connection whose headers do not arrive in time is closed."""
+    """HTTP/1.1, which closes a connection whose headers do not arrive in time."""
 
     header_seconds = 15.0
     most_connections = MOST_CONNECTIONS
@@ -40,7 +40,7 @@ class Protocol(H11Protocol):  # type: ignore[misc]
 
     @property
     def is_idle(self) -> bool:
-        """Whether no request has come whose answer is still owed."""
+        """Whether no request is waiting for its response."""
         is_answered = self.cycle is None or self.cycle.response_complete
         return is_answered and self.conn.their_state is h11.IDLE
 
@@ -93,8 +93,8 @@ class Protocol(H11Protocol):  # type: ignore[misc]
         super().connection_lost(exc)
 
     def _probe(self) -> None:
-        """100 Continue, which clients pass over; the second one to a client that has gone ends the
-        connection."""
+        """Send 100 Continue, which clients ignore; the second one to a client that has gone ends
+        the connection."""
         if self._is_half_closed and not self.cycle.response_started:
             self.transport.write(
                 self.conn.send(h11.InformationalResponse(status_code=100, headers=[]))
@@ -102,7 +102,7 @@ class Protocol(H11Protocol):  # type: ignore[misc]
             self._probing = self.loop.call_later(PROBE_SECONDS, self._probe)
 
     def _make_room(self) -> None:
-        """Close the connections that can be spared best, where there are too many."""
+        """Close the most dispensable connections, if there are too many."""
         num_more = len(self.connections) - self.most_connections
         if num_more <= 0:
             return
@@ -133,5 +133,5 @@ class Protocol(H11Protocol):  # type: ignore[misc]
 
 
 def _worth(one: Protocol, counts: Counter[str]) -> tuple[bool, int, float]:
-    """Idle connections of the least worth make room.  counts: of idle ones, by address."""
+    """The order in which idle connections are closed to make room, the least valuable first."""
     return one.has_shown_a_key, -counts[one.address], one._idle_since

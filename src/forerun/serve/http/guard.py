@@ -95,7 +95,8 @@ class Guard:
         return secrets.token_hex(12)
 
     def _check_host(self, host: str) -> None:
-        """A page whose name leads to this machine may not ask a server that has no keys."""
+        """Refuse a host name that is not the server's own: a page whose name leads to this machine
+        may not ask a server that has no keys."""
         try:
             name = (urlsplit(f"//{host}").hostname or "").rstrip(".")
         except ValueError:
@@ -108,7 +109,7 @@ class Guard:
             raise ApiError(message, status=421, code="unknown_host")
 
     def _refusal(self, error: Exception, request_id: str) -> ApiError:
-        """What the client is told of an error; a bug is told to the log alone."""
+        """The response to an error; the details of a bug go to the log alone."""
         if isinstance(error, ApiError):
             return error
         LOG.error("Request %s met a bug.", request_id, exc_info=error)
@@ -117,8 +118,8 @@ class Guard:
 
 
 def _in_origin_form(scope: Scope) -> str | None:
-    """Cut a target like http://host/path, which every server has to take, to its path; its host,
-    which counts instead of the header then."""
+    """Cut a target like http://host/path, which every server has to accept, to its path; returns
+    its host, which then counts instead of the header."""
     parts = ABSOLUTE.match(scope["path"])
     if parts is None:
         return None

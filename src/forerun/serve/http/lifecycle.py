@@ -108,7 +108,7 @@ def at_path(path: str) -> Iterator[socket.socket]:
 
 @dataclass(frozen=True)
 class Renewal:
-    """Something that is read anew on SIGHUP: keys, a certificate, a log file.
+    """Something that is read again on SIGHUP: keys, a certificate, a log file.
 
     read: an error says what is wrong with the file, and what was read before stays.
     """
@@ -118,7 +118,7 @@ class Renewal:
 
 
 class Renewals:
-    """What SIGHUP reads anew; without any, the signal keeps its usual meaning.
+    """Everything that SIGHUP reads again; without any, the signal keeps its usual meaning.
 
     A signal that comes while the first model is loaded is remembered until the server runs.
     """
@@ -128,7 +128,7 @@ class Renewals:
         self._is_due = False
 
     def remember(self) -> None:
-        """From now on a signal does not end the process."""
+        """From now on, remember a signal instead of letting it end the process."""
         signal.signal(signal.SIGHUP, self._note)
 
     def _note(self, sig: int, frame: FrameType | None) -> None:
@@ -138,14 +138,14 @@ class Renewals:
         self._parts.append(part)
 
     def begin(self, loop: asyncio.AbstractEventLoop) -> None:
-        """From now on a signal is obeyed at once."""
+        """From now on, obey a signal at once."""
         if self._parts and threading.current_thread() is threading.main_thread():
             loop.add_signal_handler(signal.SIGHUP, self.read)
         if self._is_due:
             self.read()
 
     def read(self) -> None:
-        """Read anew what may have changed; a bad file leaves everything as it was."""
+        """Read again whatever may have changed; a bad file leaves everything as it was."""
         for part in self._parts:
             try:
                 part.read()
@@ -158,7 +158,8 @@ class Renewals:
 
 
 class Server(uvicorn.Server):  # type: ignore[misc]
-    """Answers until told to stop; then it finishes what it has, and refuses the rest.
+    """A server that answers until it is told to stop; then it finishes the requests that it has,
+    and refuses others.
 
     Told before it is ready, it has nothing to finish.  A second signal ends it at once.
     announce: called when it is ready.  tls: the files of a certificate and its key.
@@ -218,7 +219,7 @@ class Server(uvicorn.Server):  # type: ignore[misc]
             self._announce()
 
     async def _warm_up(self) -> None:
-        """Answer requests that nobody sent, so that no client waits for what is made once."""
+        """Answer requests of its own, so that no client waits for what is made or compiled once."""
         say("warming up")
         await self._models.warm_up()
 

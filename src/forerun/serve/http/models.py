@@ -57,7 +57,7 @@ READ: Mapping[str, Mapping[str, Any]] = {
 
 @dataclass
 class Served:
-    """A model that is loaded, and what answers for it.
+    """A loaded model, with the desk and routes that answer for it.
 
     card: the model as /v1/models lists it.
     """
@@ -69,7 +69,8 @@ class Served:
     card: Mapping[str, Any] = field(default_factory=dict)
 
     async def warm_up(self) -> None:
-        """Answer a request that nobody asked, and one on every route, as those of clients are.
+        """Answer requests of its own: one at the desk, and one on every route, like those of
+        clients.
 
         What the model cannot do is left out: without a chat template there are no chats.
         """
@@ -111,12 +112,12 @@ class Model:
 
     @property
     def is_held(self) -> bool:
-        """Whether it has to stay: its answers are not complete."""
+        """Whether the model has to stay loaded, because some of its answers are not complete."""
         return self.num_users > 0 or (self.served is not None and self.served.desk.num_open > 0)
 
 
 class Models:
-    """The first model is the default: a request that names none is answered by it.
+    """The models of a server. The first one is the default, which answers requests that name none.
 
     most_bytes: of all that are loaded together; None for no bound.
     """
@@ -139,7 +140,7 @@ class Models:
 
     @property
     def desks(self) -> list[Desk]:
-        """Those of the models that are loaded."""
+        """The desks of the models that are loaded."""
         return [model.served.desk for model in self._models if model.served is not None]
 
     @property
@@ -172,7 +173,7 @@ class Models:
         return {**self._card(model), "id": name, "root": model.names[0]}
 
     def _card(self, model: Model) -> dict[str, Any]:
-        """What /v1/models says of a model under any of its names."""
+        """The entry of a model in /v1/models, under any of its names."""
         told: Mapping[str, Any] = {} if model.served is None else model.served.card
         return {
             "object": "model",
@@ -184,7 +185,8 @@ class Models:
         }
 
     def summary(self) -> dict[str, Any]:
-        """The last seconds of all models together, and of each where there are several."""
+        """The figures of the last seconds for all models together, and for each where there are
+        several."""
         parts = {model.names[0]: model.watcher.summary() for model in self._models}
         if len(parts) == 1:
             return dict(self.default.watcher.summary())
@@ -196,7 +198,7 @@ class Models:
         return {**totals, **sums, "acceptance_alarm": alarm, "models": parts}
 
     def check_room(self, owner: str) -> None:
-        """Refuse a request for which there is no place, whatever is in it."""
+        """Refuse a request for which there is no place, whatever it contains."""
         if self._is_draining or len(self._models) == 1:
             for desk in self.desks:
                 desk.check_room(owner=owner)
@@ -224,7 +226,7 @@ class Models:
                 model.watcher.watch(model.served.desk)
 
     def find(self, name: Any) -> Model:
-        """The model of a request, by the name that it has there.
+        """The model of a request, by the name that the request gives.
 
         What is no text is for the default model's route to refuse.
         """
@@ -252,7 +254,7 @@ class Models:
         await asyncio.gather(*(desk.close() for desk in self.desks))
 
     def _named(self, name: str) -> Model:
-        """The model of that name; an `ApiError` 404 lists those that there are."""
+        """The model of this name; an `ApiError` 404 lists the existing ones."""
         if name not in self._by_name:
             listed = " or ".join(f"'{known}'" for known in self._by_name)
             message = f"The model '{safe(name)}' does not exist here. Use {listed}."
@@ -260,7 +262,7 @@ class Models:
         return self._by_name[name]
 
     async def _loaded(self, model: Model) -> Served:
-        """The model once it is loaded; those who wait for the same one wait for one load."""
+        """The model once it is loaded; those that wait for the same model wait for one load."""
         if self._is_draining:
             raise _not_loaded(model, "the server is shutting down")
         if model.loading is None and model.is_in_thread:
@@ -276,7 +278,7 @@ class Models:
             raise _not_loaded(model, "the server is shutting down") from None
 
     def _load_ended(self, model: Model, task: asyncio.Task[Served]) -> None:
-        """Nobody waits for a load any more: it is complete, has failed, or was given up."""
+        """Clean up after a load that is complete, has failed, or was given up."""
         model.loading = None
         if not task.cancelled():
             task.exception()  # which whoever waited was told
@@ -329,8 +331,9 @@ class Models:
         return served
 
     def _weigh(self, model: Model, grown: int) -> None:
-        """Correct what a model takes by how much memory has grown while it was loaded; other models
-        answer meanwhile, so it is never taken to be too large to be loaded again."""
+        """Correct the memory of a model by how much the process grew while it was loaded. Other
+        models answer in the meantime, so the correction never makes a model too large to be loaded
+        again."""
         most = grown if self._most_bytes is None else min(grown, self._most_bytes)
         if most > model.num_bytes:
             expected, gib = round(model.num_bytes / GIB, 2), round(grown / GIB, 2)
@@ -353,7 +356,7 @@ class Models:
             await self._unload(min(idle, key=lambda other: other.last_use))
 
     def _num_bytes_but(self, model: Model) -> int:
-        """What the others take that are loaded or are being loaded."""
+        """The memory of the other models that are loaded or are being loaded."""
         others = (other for other in self._models if other is not model)
         return sum(one.num_bytes for one in others if one.has_room)
 
@@ -390,7 +393,7 @@ def one_model(
     names: Sequence[str] = ("model",),
     card: Mapping[str, Any] | None = None,
 ) -> Models:
-    """The models of a server that has one, which is loaded."""
+    """The models of a server with a single one, which is loaded."""
     served = Served(
         desk,
         {route.path: route for route in routes},
@@ -410,7 +413,7 @@ def _not_loaded(model: Model, reason: str) -> ApiError:
 
 
 def _too_large(model: Model, most: int) -> ApiError:
-    """The refusal of a model that does not fit even alone."""
+    """The refusal of a model that would not fit even alone."""
     message = (
         f"The model '{model.names[0]}' takes {model.num_bytes / GIB:.2f} GiB of memory, and this "
         f"server has {most / GIB:.2f} GiB for models: {(model.num_bytes - most) / GIB:.2f} GiB are "
@@ -420,7 +423,7 @@ def _too_large(model: Model, most: int) -> ApiError:
 
 
 def _no_room(model: Model, most: int, missing: int) -> ApiError:
-    """The refusal of a model for which others would have to go that are busy."""
+    """The refusal of a model for which busy ones would have to be unloaded."""
     message = (
         f"The model '{model.names[0]}' takes {model.num_bytes / GIB:.2f} GiB of the "
         f"{most / GIB:.2f} GiB for models, and others that are busy leave too little: "

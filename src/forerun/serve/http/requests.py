@@ -21,7 +21,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Bounds:
-    """What a connection may cost; what a request may ask for is for its route to say."""
+    """How much a connection may cost; the limits of a request are checked by its route."""
 
     max_body_bytes: int = 4 * 2**20
     max_values: int = 2**18  # numbers in a body; others cost more: see `parse_object`
@@ -50,7 +50,7 @@ LONGEST_TURN = 1.0
 
 
 class Bodies:
-    """Receives bodies, which say that they are JSON; parsing them may take long: see `Worker`."""
+    """Receives the bodies of requests, which must be JSON; parsing may take long, see `Worker`."""
 
     def __init__(self, bounds: Bounds) -> None:
         self._bounds = bounds
@@ -70,8 +70,8 @@ class Bodies:
             raise ApiError(message, status=408, code="request_timeout") from error
 
     async def _bytes(self, request: Request, owner: str) -> bytes:
-        """The body as it was sent; what is beyond `LARGE` waits for its turn, and too much is
-        refused."""
+        """The body as it was sent; anything beyond `LARGE` waits for its turn, and too large a body
+        is refused."""
         most = self._bounds.max_body_bytes
         declared = request.headers.get("content-length", "")
         length = int(declared[:12]) if declared.isdigit() else most
@@ -95,7 +95,8 @@ class Bodies:
         return b"".join(chunks)
 
     async def _take_turn(self, owner: str, size: int) -> None:
-        """Wait until a body may go on; it takes the time that so many bytes are allowed."""
+        """Wait until a body may go on; the wait counts towards the time that this many bytes are
+        allowed."""
         try:
             async with asyncio.timeout(self._bounds.read_seconds), self._turns.turn(owner):
                 await asyncio.sleep(min(size / LARGE_BYTES_PER_SECOND, LONGEST_TURN))
@@ -105,7 +106,7 @@ class Bodies:
 
 
 def parse_object(body: bytes, max_values: int | None = None) -> dict[str, Any]:
-    """A JSON object; what JSON has no meaning for is refused, and never guessed.
+    """Parse a JSON object; anything that JSON gives no meaning to is refused.
 
     max_values: a body that holds more, each text, list and object counted as `WEIGHT`, is refused
     before it is parsed.
@@ -142,7 +143,8 @@ WEIGHT = 4
 
 
 def _has_more_values(body: bytes, most: int) -> bool:
-    """Whether a body holds more values, told by its signs, in passes that take milliseconds."""
+    """Whether a body holds more values than this, counted by its punctuation in a few
+    milliseconds."""
     if _weight(body, body.count(b'"') // 2) <= most:
         return False
     if b"\\" in body:
@@ -157,7 +159,8 @@ def _weight(signs: bytes, num_texts: int) -> int:
 
 
 def _check_content_type(header: str) -> None:
-    """Also what keeps web pages of other origins out: browsers ask before they send this type."""
+    """Refuse other content types. This also keeps out web pages of other origins, because browsers
+    ask before they send JSON."""
     kind, _, parameters = header.partition(";")
     charset = parameters.lower().replace(" ", "").replace('"', "")
     if kind.strip().lower() != "application/json" or charset not in ("", "charset=utf-8"):
@@ -166,7 +169,7 @@ def _check_content_type(header: str) -> None:
 
 
 def _is_packed(encoding: str) -> bool:
-    """Whether a body is gzipped; it may be nothing else."""
+    """Whether a body is gzipped; any other encoding is refused."""
     if encoding.strip().lower() in ("gzip", "x-gzip"):
         return True
     if encoding.strip().lower() not in ("", "identity"):
@@ -176,7 +179,7 @@ def _is_packed(encoding: str) -> bool:
 
 
 def _unpacked(body: bytes, most: int) -> bytes:
-    """What a gzipped body unpacks to, of which no more is unpacked than a body may hold."""
+    """A gzipped body, unpacked up to the size that a body may have."""
     parts: list[bytes] = []
     size = 0
     while body or not parts:

@@ -15,16 +15,18 @@ from forerun.serve.admission.errors import ApiError
 
 
 def encoded(content: Mapping[str, Any]) -> bytes:
-    """Compact JSON, which has neither NaN nor infinities."""
+    """Compact JSON without NaN and infinities."""
     text = json.dumps(content, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
     return text.encode("utf-8")
 
 
 def json_response(content: Mapping[str, Any], status: int = 200) -> Response:
+    """The response with this JSON as its body."""
     return Response(encoded(content), status, media_type="application/json")
 
 
 def error_response(error: ApiError) -> Response:
+    """The response for an error."""
     response = json_response(error.body(), error.status)
     if error.retry_after is not None:
         response.headers["retry-after"] = str(max(1, math.ceil(error.retry_after)))
@@ -46,7 +48,7 @@ Item = TypeVar("Item")
 
 
 class ReaderGoneError(Exception):
-    """The client has not taken in what it was sent for too long."""
+    """For too long the client has not taken in what it was sent."""
 
 
 def events(contents: Iterable[Mapping[str, Any]]) -> bytes:
@@ -60,7 +62,7 @@ def events(contents: Iterable[Mapping[str, Any]]) -> bytes:
 
 
 class EventStream:
-    """Sends events; a reader that takes nothing in for `patience` seconds is given up."""
+    """Sends events; gives up on a reader that takes in nothing for `patience` seconds."""
 
     def __init__(self, send: Send, patience: float) -> None:
         self._send = send
@@ -77,7 +79,7 @@ class EventStream:
         await self._pass({"type": "http.response.body", "body": b"", "more_body": False})
 
     async def _pass(self, message: dict[str, Any]) -> None:
-        """The server waits here when its buffer for the connection is full."""
+        """Send bytes; waits here while the buffer of the connection is full."""
         try:
             async with asyncio.timeout(self._patience):
                 await self._send(message)
@@ -86,7 +88,7 @@ class EventStream:
 
 
 async def with_pauses(items: AsyncIterator[Item], seconds: float) -> AsyncIterator[Item | None]:
-    """The same items, and None whenever there was none for so many seconds."""
+    """Yields the items, and None whenever none came for this many seconds."""
 
     async def step() -> Item:
         return await anext(items)

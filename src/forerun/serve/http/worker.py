@@ -80,7 +80,7 @@ class Turns:
 
 
 def owner_of(scope: Scope) -> str:
-    """Whose turn a request takes: its key's, or where there are no keys its address's."""
+    """The owner whose turn a request takes: its key, or its address where there are no keys."""
     key: Key = scope["state"]["key"]
     client = scope.get("client")
     return key.owner or (client[0] if client else "")
@@ -107,7 +107,7 @@ class Worker:
         self._num_threads = 0
 
     async def run(self, work: Callable[[], Result], owner: str = "") -> Result:
-        """The result of some work of an owner's; `ApiError` 503 if that takes too long."""
+        """The result of some work for an owner; `ApiError` 503 if that takes too long."""
         if self._num_threads > MOST_STUCK:
             raise overloaded("The server is busy with requests that are costly to read.")
         try:
@@ -123,7 +123,7 @@ class Worker:
             raise overloaded(message) from error
 
     def _start(self, work: Callable[[], Result]) -> asyncio.Future[Result]:
-        """Run some work in a thread; its result, or what it raised, arrives in the event loop."""
+        """Run some work in a thread; its result or its exception arrives in the event loop."""
         loop = asyncio.get_running_loop()
         future: asyncio.Future[Result] = loop.create_future()
 

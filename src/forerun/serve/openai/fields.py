@@ -18,22 +18,25 @@ Schema = dict[str, Any]
 
 
 class Kind(Protocol):
-    """A set of JSON values."""
+    """A kind of JSON value that a field may have."""
 
     def fits(self, value: Any) -> bool:
-        """Whether a value is of this kind at first sight: its type, and that of its first item."""
+        """Whether a value seems to be of this kind, by its type and that of its first item."""
         ...
 
     def check(self, value: Any, where: str) -> Any:
-        """The value as the program wants it; an `ApiError` that names `where` if it is none."""
+        """The value in the form that the program uses; an `ApiError` that names `where` if it is of
+        another kind."""
         ...
+
+        """The kind as JSON Schema."""
 
     def schema(self) -> Schema: ...
 
 
 @dataclass(frozen=True)
 class Number:
-    """A number in a range; a boolean is no number."""
+    """A number in a range; booleans are refused."""
 
     low: float
     high: float
@@ -61,7 +64,7 @@ class Number:
 
 @dataclass(frozen=True)
 class Whole:
-    """A whole number in a range; 3.0 is one, as JSON Schema has it."""
+    """A whole number in a range; 3.0 is accepted, as in JSON Schema."""
 
     low: int
     high: int
@@ -117,7 +120,7 @@ class Text:
 
 @dataclass(frozen=True)
 class Flag:
-    """True or false."""
+    """A boolean."""
 
     def fits(self, value: Any) -> bool:
         return isinstance(value, bool)
@@ -133,7 +136,7 @@ class Flag:
 
 @dataclass(frozen=True)
 class Choice:
-    """One of a few texts, numbers or flags: what can be honoured of a field."""
+    """One of a few texts, numbers or flags: the values of a field that the server can honour."""
 
     values: tuple[Any, ...]
 
@@ -219,7 +222,7 @@ MOST_NESTED = 200
 
 
 def is_nested_deeper(value: Any, limit: int) -> bool:
-    """Whether objects and lists lie in one another in more than so many levels."""
+    """Whether objects and lists are nested in more than this many levels."""
     level = [value]
     for _ in range(limit):
         level = [inner for one in level if isinstance(one, dict | list) for inner in _inside(one)]
@@ -278,22 +281,25 @@ class Either:
 
 
 def wrong_type(value: Any, where: str, expected: str) -> ApiError:
+    """The error for a value of the wrong type."""
     message = f"'{where}' has a wrong type: it must be {expected}. Received {shown(value)}."
     return ApiError(message, param=where, code="invalid_type")
 
 
 def wrong_value(value: Any, where: str, limit: str, code: str = "invalid_value") -> ApiError:
+    """The error for a value that is not allowed."""
     message = f"'{where}' must be {limit}. Received {shown(value)}."
     return ApiError(message, param=where, code=code)
 
 
 def wrong_size(received: str, where: str, limit: str, code: str) -> ApiError:
+    """The error for a value that is too long or too short."""
     message = f"'{where}' must be {limit}. Received {received}."
     return ApiError(message, param=where, code=code)
 
 
 def shown(value: Any, most: int = 80) -> str:
-    """The beginning of a value as JSON, in ASCII."""
+    """The beginning of a value as JSON, in ASCII, for an error message."""
     if isinstance(value, Mapping | list):
         what = "object" if isinstance(value, Mapping) else "list"
         return f"{'an' if what == 'object' else 'a'} {what} of {len(value)}"
@@ -304,7 +310,7 @@ def shown(value: Any, most: int = 80) -> str:
 
 
 def safe(name: str, most: int = 80) -> str:
-    """A name that a client chose, in ASCII and not too long to be repeated."""
+    """A name that a client chose, in ASCII and short enough to be repeated in a message."""
     return name.encode("ascii", "backslashreplace").decode()[:most]
 
 

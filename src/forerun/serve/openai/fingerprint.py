@@ -53,7 +53,7 @@ class Fingerprint:
         return f"fp_{_digest([self._model, *self._drafting(ask)])[:16]}"
 
     def _drafting(self, ask: Ask) -> list[str]:
-        """What of the drafting may change the text."""
+        """The settings of drafting that may change the text."""
         asked = ask.speculation
         rule = asked.rule or self._offer.rules[0]
         if rule == "match":
@@ -96,8 +96,8 @@ def _model_parts(target: LanguageModel) -> Iterator[str]:
 
 
 def arithmetic(target: LanguageModel) -> list[str]:
-    """The pass, and what its numbers may depend on: our CPU pass runs without the arithmetic of
-    torch and transformers, so their versions do not count there."""
+    """The pass, and everything that its numbers may depend on. Our CPU pass does not use the
+    arithmetic of torch and transformers, so it leaves out their versions."""
     kind = type(target).__name__
     dtype = str(getattr(target, "compute_dtype", ""))
     rounding = next((bits for bits in ("int8", "int4") if target.name.endswith(f"-{bits}")), "")
@@ -198,7 +198,7 @@ class ModelCard:
 
 
 def card_of(target: LanguageModel) -> ModelCard:
-    """What an ingress needs to know of a target."""
+    """The facts about a target that an ingress needs."""
     return ModelCard(
         target.name,
         target.vocab_size,

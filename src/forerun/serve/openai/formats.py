@@ -21,13 +21,14 @@ MOST_MULTIPLE = 10_000
 
 
 def chat_format(offer: Offer) -> Tagged:
-    """As chat completions have it: the schema inside an object of its own."""
+    """The field `response_format` of chat completions, whose schema lies inside an object of its
+    own."""
     inner = Field(Object(_schema_fields(offer)), required=True)
     return Tagged("type", {**_PLAIN, "json_schema": Object({"json_schema": inner})})
 
 
 def flat_format(offer: Offer) -> Tagged:
-    """As responses have it: the schema beside its type."""
+    """The field `text.format` of responses, whose schema lies beside its type."""
     return Tagged("type", {**_PLAIN, "json_schema": Object(_schema_fields(offer))})
 
 
@@ -56,7 +57,7 @@ def grammar_of(offer: Offer, chosen: Mapping[str, Any] | None, where: str) -> Gr
 
 
 def compiled(schema: Mapping[str, Any], where: str) -> Grammar:
-    """A JSON schema as a grammar, or what is wrong with it."""
+    """A JSON schema as a grammar; an `ApiError` says what is wrong with it."""
     if _common_multiple(schema) > MOST_MULTIPLE:
         message = (
             f"'{where}' would take too long to compile: the least common multiple of the values of "
@@ -72,7 +73,7 @@ def compiled(schema: Mapping[str, Any], where: str) -> Grammar:
 def prepared(
     offer: Offer, grammar: Grammar, where: str, code: str = "invalid_json_schema"
 ) -> Grammar:
-    """The grammar, compiled for the model's tokenizer: engines find it ready."""
+    """The grammar, compiled for the model's tokenizer, so that engines need not compile it."""
     target, last = offer.target, offer.tokenizer.eos_token_id
     endings = ending_tokens(target) or (() if last is None else (last,))
     try:
@@ -103,7 +104,8 @@ MOST_CHOICES = 256
 
 
 def guided_fields(offer: Offer) -> dict[str, Field]:
-    """Each way under its older name, and all of them in `structured_outputs`."""
+    """The fields for guided answers: each way under its older name, and all of them in
+    `structured_outputs`."""
     most = offer.limits.max_schema_length
     text = Text(most, least=1)
     ways = {
@@ -154,7 +156,7 @@ def _grammar(offer: Offer, name: str, value: Any, where: str) -> Grammar:
 
 
 def _schema(value: Any, where: str) -> Mapping[str, Any]:
-    """A schema, which may come as JSON text."""
+    """A schema, which may be given as JSON text."""
     if isinstance(value, str):
         try:
             value = json.loads(value)

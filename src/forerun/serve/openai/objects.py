@@ -13,7 +13,7 @@ from forerun.serve.openai.fields import Kind, Schema, safe, wrong_type, wrong_va
 
 @dataclass(frozen=True)
 class Field:
-    """One field of an object.  null counts as left out."""
+    """One field of an object; null counts as left out."""
 
     kind: Kind
     about: str = ""
@@ -35,7 +35,7 @@ class Object:
         return isinstance(value, Mapping)
 
     def check(self, value: Any, where: str = "") -> dict[str, Any]:
-        """All fields by name, those left out with their defaults."""
+        """The values of all fields by name, with defaults for those left out."""
         if not isinstance(value, Mapping):
             raise wrong_type(value, where or "body", "an object")
         inside = f"{where}." if where else ""

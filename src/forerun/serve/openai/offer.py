@@ -22,7 +22,7 @@ MOST_TOKENS = 32_768
 
 @dataclass(frozen=True)
 class Limits:
-    """How much one request may ask for."""
+    """The limits of one request."""
 
     max_tokens: int | None = None  # new tokens of an answer; None: what the context holds
     max_choices: int = 128  # answers of a request, over all its prompts
@@ -40,7 +40,7 @@ class Limits:
 
 @dataclass(frozen=True)
 class Offer:
-    """What routes know of the server they belong to.
+    """What routes know about the server that they belong to.
 
     drafters: names that `speculation.drafter` may have, the usual one first; "none" drafts nothing.
     rules: names that `speculation.rule` may have, the usual one first.
@@ -73,17 +73,18 @@ class Offer:
 
     @property
     def max_tokens(self) -> int:
-        """New tokens that a request may ask for."""
+        """The largest number of new tokens that a request may ask for."""
         if self.limits.max_tokens is not None:
             return self.limits.max_tokens
         return min(MOST_TOKENS, self.max_context or MOST_TOKENS)
 
     @cached_property
     def defaults(self) -> dict[str, float]:
-        """The model's own values of sampling options; where it has none, OpenAI's hold."""
+        """The model's own values of sampling options; for the others, OpenAI's hold."""
         return defaults_of(self.target)
 
     @cached_property
     def longest_token(self) -> int:
-        """Characters of the longest token, or more: tokenizers write a byte as a character."""
+        """The number of characters of the longest token, or more, because tokenizers write a byte
+        as a character."""
         return max(map(len, self.tokenizer.get_vocab()))

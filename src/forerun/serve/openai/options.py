@@ -44,7 +44,7 @@ NO_THINKING = {"reasoning_effort": "use /v1/chat/completions."}
 
 
 def common_fields(offer: Offer) -> dict[str, Field]:
-    """What every route that generates text takes."""
+    """The fields of every route that generates text."""
     limits = offer.limits
     return {
         "model": Field(Text(), "The id of the model, as /v1/models lists it."),
@@ -69,7 +69,7 @@ def common_fields(offer: Offer) -> dict[str, Field]:
 
 
 def sampling_fields(offer: Offer) -> dict[str, Field]:
-    """How tokens are chosen, and where an answer ends."""
+    """The fields that say how tokens are chosen, and where an answer ends."""
     limits = offer.limits
     stop = Text(limits.max_stop_length, least=1)
     table = {
@@ -117,7 +117,8 @@ def _usable(entry: Field, name: str, value: float) -> Any:
 
 
 def usual_tokens(offer: Offer, otherwise: int) -> int:
-    """New tokens where a request does not say how many: the model's own default if it has one."""
+    """The number of new tokens where a request does not give one: the model's own default if it has
+    one."""
     return min(int(offer.defaults.get("max_new_tokens", otherwise)), offer.max_tokens)
 
 
@@ -136,7 +137,7 @@ def _speculation(offer: Offer) -> Either:
 
 
 def speculation_of(fields: Mapping[str, Any]) -> Speculation:
-    """Which drafter and rule a body asks for."""
+    """The drafter and the rule that a body asks for."""
     asked = fields["speculation"]
     if not isinstance(asked, Mapping):
         return Speculation()
@@ -227,7 +228,7 @@ def tokens_of(offer: Offer, prompt: Any, where: str) -> list[int]:
 
 
 def check_length(offer: Offer, text: str, where: str) -> None:
-    """Refuse a text that cannot fit, before tokenising it holds up others."""
+    """Refuse a text that cannot fit, because tokenising it would hold up others."""
     longest = offer.max_context
     if longest is not None and len(text) > longest * offer.longest_token:
         message = (
@@ -238,7 +239,7 @@ def check_length(offer: Offer, text: str, where: str) -> None:
 
 
 def room_for(offer: Offer, prompt: list[int], where: str) -> int:
-    """How many tokens fit behind a prompt; a prompt that leaves no room is refused."""
+    """The number of tokens that fit behind a prompt; a prompt that leaves no room is refused."""
     longest, most = offer.max_context, offer.max_tokens
     if longest is None:
         return most

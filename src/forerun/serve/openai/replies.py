@@ -76,7 +76,7 @@ FINISHES = {
 
 
 def finish_of(reason: str) -> str:
-    """OpenAI's word for why an answer ended; a failure is raised."""
+    """OpenAI's word for the reason why an answer ended; a failure is raised."""
     if reason in FINISHES:
         return FINISHES[reason]
     if reason == "error":
@@ -87,7 +87,7 @@ def finish_of(reason: str) -> str:
 
 
 def usage(offer: Offer, ask: Ask, answers: Sequence[Generation]) -> dict[str, Any]:
-    """The counts of a request, over all its choices; a prompt counts once."""
+    """The token counts of a request, over all its choices; a prompt counts once."""
     num_prompt = sum(map(len, ask.prompts))
     num_new = sum(len(answer.tokens) for answer in answers)
     return {
@@ -125,13 +125,13 @@ class ChunkUsage:
 
 
 def num_cached(ask: Ask, answers: Sequence[Generation]) -> int:
-    """Prompt tokens that none of a prompt's samples computed."""
+    """The number of prompt tokens that none of the samples of a prompt had to compute."""
     reused = [answer.stats.num_reused for answer in answers]
     return sum(min(reused[i : i + ask.n]) for i in range(0, len(reused), ask.n))
 
 
 def speculation(offer: Offer, ask: Ask, answers: Sequence[Generation]) -> dict[str, Any]:
-    """What speculation did for a request."""
+    """The figures of speculation for a request."""
     rounds = sum(answer.stats.rounds for answer in answers)
     drafted = sum(answer.stats.drafted for answer in answers)
     accepted = sum(answer.stats.accepted for answer in answers)
@@ -197,7 +197,7 @@ class Track:
 
 
 def offsets_of(tokenizer: Any, tokens: Sequence[int]) -> list[int]:
-    """Where in their text the tokens of a prompt begin."""
+    """The places in their text at which the tokens of a prompt begin."""
     text, offsets = TextStream(tokenizer), []
     for token in tokens:
         offsets.append(len(text.shown))

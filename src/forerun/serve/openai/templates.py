@@ -63,7 +63,7 @@ MESSAGE = Tagged(
 
 
 def text_of(content: str | Sequence[Mapping[str, Any]] | None) -> str:
-    """The text of a content; parts follow one another without anything between."""
+    """The text of a content; its parts are joined without anything between them."""
     if content is None or isinstance(content, str):
         return content or ""
     return "".join(part["text"] for part in content)
@@ -92,7 +92,8 @@ def chat_tokens(
 
 
 def worded_tokens(offer: Offer, text: str, where: str = "messages") -> list[int]:
-    """The tokens of a worded conversation, whose template has written the special ones."""
+    """The tokens of a conversation in the words of the template, which has already written the
+    special ones."""
     check_length(offer, text, where)
     ids = offer.tokenizer.encode(text, add_special_tokens=False)
     return tokens_of(offer, ids, where)
@@ -131,7 +132,8 @@ def chat_text(
 
 
 def _worded(message: Mapping[str, Any], template: str, where: str) -> dict[str, Any]:
-    """A message as templates expect it; what the template does not read is refused."""
+    """A message in the form that templates expect; fields that the template does not read are
+    refused."""
     role = message["role"]
     if role == "developer" and "developer" not in template:
         role = "system"
@@ -160,7 +162,7 @@ def _worded(message: Mapping[str, Any], template: str, where: str) -> dict[str, 
 
 
 def _call(call: Mapping[str, Any], where: str) -> dict[str, Any]:
-    """A call with its arguments as an object, which is what templates write out."""
+    """A call with its arguments as an object, as templates write them out."""
     function = call["function"]
     try:
         arguments = json.loads(function["arguments"] or "{}")
@@ -174,7 +176,7 @@ def _call(call: Mapping[str, Any], where: str) -> dict[str, Any]:
 
 
 def _check_calls(messages: Sequence[Mapping[str, Any]], where: str) -> None:
-    """Each tool message answers a call that was made before it, by its name if it has one."""
+    """Refuse a tool message that does not answer an earlier call, by its name if it has one."""
     made: dict[str, str] = {}
     for place, message in enumerate(messages):
         for call in message.get("tool_calls") or ():

@@ -24,13 +24,13 @@ MOST_OPTIONS = 4_096  # characters of `chat_template_kwargs`
 
 @dataclass(frozen=True)
 class Thought:
-    """A part of what a model says to itself."""
+    """A part of the thoughts of a model."""
 
     text: str
 
 
 def thinking_fields() -> dict[str, Field]:
-    """Fields that say whether, and how much, a model thinks first."""
+    """The fields that say whether a model thinks first, and how much."""
     return {
         "chat_template_kwargs": Field(
             Json(MOST_OPTIONS), "Variables of the model's chat template, by name."
@@ -46,7 +46,8 @@ def thinking_fields() -> dict[str, Field]:
 def template_options(
     template: str, fields: Mapping[str, Any], effort_field: str = "reasoning_effort"
 ) -> dict[str, Any]:
-    """The variables that a request gives to a chat template, which has to read them."""
+    """The variables that a request sets in a chat template; refused if the template does not read
+    them."""
     options = dict(fields.get("chat_template_kwargs") or {})
     for name in options:
         if name in RESERVED or not _reads(template, name):
@@ -85,14 +86,14 @@ def _unread(where: str) -> ApiError:
 
 
 def is_thinking(prompt: str) -> bool:
-    """Whether a text breaks off in the middle of thoughts."""
+    """Whether a text ends in the middle of thoughts."""
     return prompt.rfind(OPEN) > prompt.rfind(CLOSE)
 
 
 def thoughts_of(
     template: str, prompt: str, grammar: Any, begun: str = ""
 ) -> dict[str, bool] | None:
-    """How thoughts of an answer are read; None where the model has none.
+    """A reader of the thoughts in an answer; None where the model has none.
 
     They have begun where the template has opened them, or the answer's beginning has.  A grammar
     leaves no room for any.
@@ -105,7 +106,7 @@ def thoughts_of(
 
 
 class ThoughtReader:
-    """Tells thoughts from the answer in a text that comes in pieces; the pieces do not matter.
+    """Tells thoughts from the answer in a text that comes in pieces, wherever it is divided.
 
     Thoughts are at the beginning, and white space beside their tags is not passed on.  Tags that
     never close leave thoughts alone.
@@ -118,7 +119,8 @@ class ThoughtReader:
         self._held = ""
 
     def push(self, text: str, *, final: bool = False) -> list[str | Thought]:
-        """The next text, as thoughts and parts of the answer; final: nothing follows."""
+        """The next text, divided into thoughts and parts of the answer; final: no more text
+        follows."""
         self._held += text
         told: list[str | Thought] = []
         if not self._is_over and not self._is_inside:
@@ -138,7 +140,7 @@ class ThoughtReader:
             self._is_over, self._is_at_edge = True, False
 
     def _thoughts(self, *, final: bool) -> list[Thought]:
-        """What of the text so far is certainly a thought."""
+        """The part of the text so far that is certainly a thought."""
         before, tag, after = self._held.partition(CLOSE)
         shown = before.lstrip() if self._is_at_edge else before
         if tag or final:

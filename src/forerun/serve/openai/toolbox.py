@@ -21,7 +21,7 @@ NAME = r"[a-zA-Z0-9_.-]+"
 
 
 def tool_fields(offer: Offer) -> dict[str, Field]:
-    """Fields of a chat: a function lies inside an object of its own."""
+    """The fields of a chat for tools; a function lies inside an object of its own."""
     limits = offer.limits
     name = Field(Text(NAME_LENGTH, least=1), required=True)
     function = Object(
@@ -46,7 +46,7 @@ def tool_fields(offer: Offer) -> dict[str, Field]:
 
 
 def flat_tool_fields(offer: Offer) -> dict[str, Field]:
-    """As responses have them: a function's fields beside its type."""
+    """The fields of a response for tools; a function's fields lie beside its type."""
     nested = tool_fields(offer)
     name = Field(Text(NAME_LENGTH, least=1), required=True)
     function = Object(
@@ -73,7 +73,7 @@ def flat_tool_fields(offer: Offer) -> dict[str, Field]:
 
 
 def nested_tools(fields: Mapping[str, Any]) -> dict[str, Any]:
-    """Tools of a response as those of a chat."""
+    """The tools of a response in the form of those of a chat."""
     choice = fields["tool_choice"]
     if isinstance(choice, Mapping):
         choice = {"type": "function", "function": {"name": choice["name"]}}
@@ -85,7 +85,7 @@ def nested_tools(fields: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def both_format_and_tools(where: str) -> ApiError:
-    """The refusal of an answer that is to have a format and may call functions."""
+    """The refusal of a request that wants a format and also tools."""
     message = (
         f"'{where}' cannot be honoured together with 'tools': an answer in that format could not "
         "call one. Leave out one of the two."
@@ -108,7 +108,8 @@ class Toolbox:
 
     @classmethod
     def of(cls, offer: Offer, fields: Mapping[str, Any]) -> Toolbox:
-        """The tools that a request's fields describe, or what cannot be honoured of them."""
+        """The tools that a request's fields describe; an `ApiError` for whatever cannot be
+        honoured."""
         tools, choice = fields["tools"] or [], fields["tool_choice"]
         if not tools:
             if choice not in (None, "none", "auto"):
@@ -138,7 +139,8 @@ class Toolbox:
 
 
 def _check_functions(functions: Sequence[Mapping[str, Any]]) -> None:
-    """Names that can be written, each once, and schemas that can be compiled."""
+    """Refuse functions whose names cannot be written or occur twice, or whose schemas cannot be
+    compiled."""
     seen: set[str] = set()
     for place, function in enumerate(functions):
         where = f"tools[{place}].function"
@@ -151,7 +153,7 @@ def _check_functions(functions: Sequence[Mapping[str, Any]]) -> None:
 
 
 def _writing(offer: Offer, tools: Sequence[Mapping[str, Any]]) -> Writing:
-    """How this model writes calls, by its chat template."""
+    """The way in which this model writes calls, by its chat template."""
     template = template_of(offer, tools)
     if not re.search(r"\btools\b", template):
         reason = "its chat template does not show them to the model"
@@ -164,7 +166,7 @@ def _writing(offer: Offer, tools: Sequence[Mapping[str, Any]]) -> Writing:
 
 
 def _shown(function: Mapping[str, Any]) -> dict[str, Any]:
-    """A tool as templates write it out: what the client said and nothing else."""
+    """A tool in the form that templates write out: only what the client sent."""
     told = ("name", "description", "parameters")
     inner = {name: function[name] for name in told if function[name] is not None}
     return {"type": "function", "function": inner}
@@ -173,7 +175,7 @@ def _shown(function: Mapping[str, Any]) -> dict[str, Any]:
 def _named(
     functions: Sequence[Mapping[str, Any]], choice: Mapping[str, Any]
 ) -> list[Mapping[str, Any]]:
-    """The function that `tool_choice` names, alone."""
+    """The functions restricted to the one that `tool_choice` names."""
     name = choice["function"]["name"]
     chosen = [function for function in functions if function["name"] == name]
     if not chosen:
@@ -185,7 +187,8 @@ def _named(
 def _grammar(
     writing: Writing, functions: Sequence[Mapping[str, Any]], *, is_forced: bool, is_one: bool
 ) -> Grammar:
-    """Forced calls keep to their schemas; where the model is free only strict functions do."""
+    """The grammar of calls. Forced calls keep to their schemas; if the model is free to call, only
+    strict functions do."""
     schemas = [
         {
             "name": function["name"],

@@ -21,7 +21,7 @@ NO_PARAMETERS = {"type": "object", "properties": {}, "additionalProperties": Fal
 
 @dataclass(frozen=True)
 class Call:
-    """A call as a client gets it: the arguments are JSON text."""
+    """A call as the client receives it; its arguments are JSON text."""
 
     name: str
     arguments: str
@@ -32,7 +32,7 @@ Told = str | Call
 
 
 class Reader(Protocol):
-    """Finds the calls in a text that comes in pieces; the pieces do not matter."""
+    """Finds the calls in a text that comes in pieces, wherever it is divided."""
 
     def push(self, text: str) -> list[Told]: ...
 
@@ -40,14 +40,14 @@ class Reader(Protocol):
 
 
 class Writing(Protocol):
-    """How a family of models writes calls."""
+    """The way in which a family of models writes calls."""
 
     def reader(self, names: Iterable[str]) -> Reader: ...
 
     def grammar(
         self, functions: Sequence[Mapping[str, Any]], *, is_forced: bool, is_one: bool
     ) -> Grammar:
-        """Answers whose calls are as the functions describe them.
+        """The grammar of answers whose calls keep to the descriptions of the functions.
 
         is_forced: there is a call and nothing else.  is_one: there is at most one.
         """
@@ -55,7 +55,7 @@ class Writing(Protocol):
 
 
 def writing_of(template: str) -> Writing | None:
-    """How calls are written by a model with this chat template; None if that is not known."""
+    """The way in which a model with this chat template writes calls; None if that is not known."""
     if OPEN in template:
         return Hermes()
     is_llama = "<|python_tag|>" in template or "<|start_header_id|>" in template
@@ -84,7 +84,8 @@ class Hermes:
 
 
 class HermesReader:
-    """Text outside the tags is passed on; white space next to a call is not."""
+    """Finds calls between tags; text outside the tags is passed on, without the white space next to
+    a call."""
 
     def __init__(self, names: frozenset[str]) -> None:
         self._names = names
@@ -93,7 +94,7 @@ class HermesReader:
         self._after_call = False
 
     def push(self, text: str) -> list[Told]:
-        """Text and calls that are certain by now."""
+        """The text and the calls that are certain by now."""
         told: list[Told] = []
         self._held += text
         while True:
@@ -119,7 +120,7 @@ class HermesReader:
                 self._held = text[end + len(CLOSE) :]
 
     def end(self) -> list[Told]:
-        """What was held back: a call that was not closed, or text after all."""
+        """The rest that was held back: a call that was not closed, or else text."""
         told: list[Told] = []
         while self._inside is not None:
             text, tag, after = self._inside, "", ""
@@ -130,14 +131,14 @@ class HermesReader:
         return told + self._pass_on(final=True)
 
     def _close(self, text: str, tag: str) -> list[Told]:
-        """A call, or the text as it was if it is none."""
+        """The call that ends here, or its text unchanged if it is no call."""
         self._inside = None
         call = call_of(_read(text), "arguments", self._names)
         self._after_call = call is not None
         return [OPEN + text + tag] if call is None else [call]
 
     def _pass_on(self, *, final: bool) -> list[Told]:
-        """What is certainly text."""
+        """The part that is certainly text."""
         if self._after_call:
             self._held = self._held.lstrip()
         kept = 0 if final else _num_kept(self._held)
@@ -149,7 +150,8 @@ class HermesReader:
 
 
 def _num_kept(text: str) -> int:
-    """How many characters at the end may begin a tag, white space before it included."""
+    """The number of characters at the end that may be the beginning of a tag, including white space
+    before it."""
     for size in range(min(len(OPEN) - 1, len(text)), 0, -1):
         if OPEN.startswith(text[-size:]):
             return len(text) - len(text[:-size].rstrip())
@@ -157,7 +159,7 @@ def _num_kept(text: str) -> int:
 
 
 class Llama:
-    """An answer that is nothing but calls, as Llama 3 models write them."""
+    """An answer that consists of calls and nothing else, as Llama 3 models write them."""
 
     def reader(self, names: Iterable[str]) -> LlamaReader:
         return LlamaReader(frozenset(names))
@@ -172,7 +174,7 @@ class Llama:
 
 
 class LlamaReader:
-    """Keeps an answer that begins like a call until it is complete."""
+    """Holds back an answer that begins like a call until it is complete."""
 
     def __init__(self, names: frozenset[str]) -> None:
         self._names = names
@@ -180,7 +182,7 @@ class LlamaReader:
         self._is_text = False
 
     def push(self, text: str) -> list[Told]:
-        """The text, once it is certain that the answer is no call."""
+        """The text, as soon as it is certain that the answer is no call."""
         self._held += text
         if not self._is_text:
             begin = self._held.lstrip()
@@ -197,7 +199,7 @@ class LlamaReader:
         return list(calls)
 
     def _calls(self, text: str) -> list[Call] | None:
-        """The calls, if the text is nothing but calls."""
+        """The calls, if the text consists of nothing else."""
         decoder, calls, rest = json.JSONDecoder(), [], text.strip()
         while rest:
             try:
@@ -231,7 +233,7 @@ def _calls(functions: Sequence[Mapping[str, Any]], arguments: str) -> str:
 
 
 def call_of(value: Any, arguments: str, names: frozenset[str]) -> Call | None:
-    """A call of one of the named functions, if the JSON value is one."""
+    """The call that a JSON value describes, if it is one of the named functions; else None."""
     if not isinstance(value, Mapping):
         return None
     name, given = value.get("name"), value.get(arguments, {})
@@ -248,7 +250,7 @@ def _read(text: str) -> Any:
 
 
 def _is_in_string(text: str) -> bool:
-    """Whether the text is JSON that breaks off within a string."""
+    """Whether the text is JSON that ends in the middle of a string."""
     try:
         json.loads(text)
     except json.JSONDecodeError as error:

@@ -36,7 +36,7 @@ DIRECTIONS: tuple[Direction, ...] = ("low", "high")
 
 @dataclass
 class _Kind:
-    """Answers that can be compared with one another."""
+    """The answers of one kind, which can be compared with one another."""
 
     usual: deque[tuple[int, int]] = field(default_factory=lambda: deque(maxlen=MOST_ANSWERS))
     marks: deque[Direction | None] = field(default_factory=lambda: deque(maxlen=WINDOW))
@@ -62,7 +62,7 @@ class Acceptance:
         return next((alarm for kind in self._kinds.values() if (alarm := kind.alarm)), None)
 
     def judge(self, name: str, judged: int, accepted: int) -> Direction | None:
-        """How an answer differs from the usual of its kind; None if it does not."""
+        """The way in which an answer differs from the usual of its kind; None if it does not."""
         if judged < LEAST_JUDGED:
             return None
         if name not in self._kinds and len(self._kinds) >= MOST_KINDS:

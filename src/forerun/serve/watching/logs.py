@@ -30,7 +30,7 @@ _PLAIN = re.compile(r"[\w./:+\-]+", re.ASCII)
 
 
 def set_up(*, is_json: bool = False, level: int = logging.INFO) -> None:
-    """Write our lines, and uvicorn's messages, to stderr."""
+    """Write our log lines, and uvicorn's messages, to standard error."""
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(Lines(is_json))
     for name in ("forerun", "uvicorn", "uvicorn.error"):
@@ -43,12 +43,12 @@ def set_up(*, is_json: bool = False, level: int = logging.INFO) -> None:
 
 
 def say(event: str, level: int = logging.INFO, **fields: Any) -> None:
-    """Log an event; a field that is None is left out."""
+    """Log an event with its fields; a field that is None is left out."""
     LOG.log(level, event, extra={"fields": fields})
 
 
 class Lines(logging.Formatter):
-    """One line for each record."""
+    """A formatter that writes one line for each record."""
 
     def __init__(self, is_json: bool) -> None:
         super().__init__()
@@ -72,7 +72,7 @@ class Lines(logging.Formatter):
 
 
 def _moment(seconds: float) -> str:
-    """A time since 1970, as logs have it."""
+    """A time, in seconds since 1970, in the form of the log."""
     whole = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(seconds))
     return f"{whole}.{int(seconds % 1 * 1000):03d}Z"
 
@@ -85,7 +85,7 @@ def describe(error: BaseException) -> dict[str, str]:
 
 
 class ResponseLog:
-    """ASGI middleware: a line when a response has ended."""
+    """ASGI middleware that logs a line when a response has ended."""
 
     def __init__(self, app: Any, clock: Callable[[], float] = time.perf_counter) -> None:
         self._app = app
@@ -121,7 +121,7 @@ class ResponseLog:
 
 
 class RequestLog:
-    """A file of requests that have ended, one JSON object a line; never a text among them.
+    """A file with one JSON object for each request that has ended; it never contains texts.
 
     path: of the file, which is appended to; "-" for standard output.
     """
@@ -133,7 +133,7 @@ class RequestLog:
         self.reopen()
 
     def reopen(self) -> None:
-        """Go on in the file of that name, if the present one was moved away."""
+        """Continue in the file of this name if the present file was moved away."""
         if self._path == "-":
             return
         try:
@@ -150,7 +150,8 @@ class RequestLog:
                 before.close()
 
     def __call__(self, event: str, level: int = logging.INFO, **fields: Any) -> None:
-        """Write a request's last event; the log of the server says once that it cannot be done."""
+        """Write the last event of a request; a failure to write is reported once in the server's
+        log."""
         if event not in ("answer", "failed", "refused"):
             return
         line = json.dumps({"time": _moment(time.time()), "event": event, **fields})
@@ -166,7 +167,7 @@ class RequestLog:
 
 
 class AnswerLog(Watcher):
-    """Told by the desk what happens to requests; a line when one begins and when it has ended.
+    """Logs what happens to requests: a line when one begins, and one when it has ended.
 
     model: its id.  tell: takes the name of an event and its fields.
     """
@@ -191,7 +192,7 @@ class AnswerLog(Watcher):
         self._tell("received", id=request_id, model=self._model, route=route, owner=owner)
 
     def refused(self, reason: str, request_id: str | None = None) -> None:
-        """A request was sent away; it may not have named a model yet."""
+        """Log that a request was refused; it may not have named a model yet."""
         known = self._open.pop(request_id or "", {})
         self._tell(
             "refused",
@@ -203,7 +204,7 @@ class AnswerLog(Watcher):
         )
 
     def started(self, request_id: str) -> None:
-        """The time at which a request was given its first row."""
+        """Note the time at which a request was given its first row."""
         if (known := self._open.get(request_id)) is not None:
             known.setdefault("started", self._now())
 
@@ -213,7 +214,7 @@ class AnswerLog(Watcher):
             known.setdefault("first", self._now())
 
     def ended(self, request_id: str, answers: Sequence[Generation]) -> None:
-        """The counts and times of a request that was answered."""
+        """Log the counts and times of a request that was answered."""
         known = self._open.pop(request_id, None)
         if known is None:
             return
@@ -236,7 +237,7 @@ class AnswerLog(Watcher):
         )
 
     def failed(self, request_id: str, reason: str) -> None:
-        """A request ended with an error of its own."""
+        """Log that a request ended with an error of its own."""
         known = self._open.pop(request_id, {})
         self._tell(
             "failed",
@@ -264,6 +265,6 @@ def _one_line(text: str) -> str:
 
 
 def _value(value: Any) -> str:
-    """Quoted where it could be read as something else."""
+    """A value as text, quoted where it could be read as something else."""
     text = str(value)
     return text if _PLAIN.fullmatch(text) else json.dumps(text)

@@ -52,7 +52,7 @@ LENGTHS = (0, 1, 2, 3, 4, 5, 6, 8, 10, 12, 16, 24, 32)
 
 @dataclass
 class _Choice:
-    """How far one answer has been counted."""
+    """How much of one choice has been counted."""
 
     num_tokens: int = 0
     last: float = 0.0  # when its latest token came
@@ -63,7 +63,7 @@ class _Choice:
 
 @dataclass
 class _Visit:
-    """A request on its way."""
+    """A request that has not ended yet."""
 
     owner: str
     received: float
@@ -161,7 +161,7 @@ class Families:
 
 
 class Metrics(Watcher):
-    """Told by the desk of a model what happens; says it to Prometheus and to the page.
+    """Counts what happens at the desk of a model, for Prometheus and for the page.
 
     All methods but `exposition` and `summary` are for one thread, that of the event loop.
     """
@@ -212,7 +212,7 @@ class Metrics(Watcher):
 
     @property
     def num_open(self) -> int:
-        """Requests that were received and have not ended."""
+        """The number of requests that were received and have not ended."""
         return len(self._visits)
 
     def watch(self, busy: Counts | None) -> None:
@@ -231,14 +231,15 @@ class Metrics(Watcher):
         self._families.refused.labels(self._model, self._label("refusal", reason)).inc()
 
     def started(self, request_id: str) -> None:
-        """Work on a request began; without this call, its first piece says so."""
+        """Note that work on a request has begun; without this call, its first piece counts as the
+        beginning."""
         visit = self._visits.get(request_id)
         if visit is not None and visit.started is None:
             visit.started = self._now()
             self._queued.observe(visit.started - visit.received)
 
     def piece(self, request_id: str, choice: int, piece: Piece, stats: Stats | None = None) -> None:
-        """Count new tokens, and rounds that the engine has counted meanwhile."""
+        """Count new tokens, and the rounds that the engine has counted in the meantime."""
         visit = self._visits.get(request_id)
         if visit is None:
             return
@@ -253,7 +254,8 @@ class Metrics(Watcher):
         self._count_rounds(record, stats, record.num_rounds - record.num_before)
 
     def judged(self, request_id: str, kind: str, answers: Sequence[Generation]) -> None:
-        """Compare acceptance with the usual; say so when answers begin or cease to differ."""
+        """Compare the acceptance of an answer with the usual; log when answers begin or cease to
+        differ."""
         before = self._acceptance.alarm
         for answer in answers:
             counts = answer.stats.reached_by_position, answer.stats.accepted_by_position
@@ -282,7 +284,7 @@ class Metrics(Watcher):
             say("acceptance alarm", logging.WARNING, model=self._model, sign=signs[alarm])
 
     def ended(self, request_id: str, answers: Sequence[Generation]) -> None:
-        """The stats of the answers are of all engines."""
+        """Count a request that was answered; the stats of its answers cover all engines."""
         visit = self._visits.pop(request_id, None)
         if visit is None:
             return
@@ -313,7 +315,7 @@ class Metrics(Watcher):
         return self._families.exposition(accept, prefix)
 
     def summary(self) -> dict[str, float | str | None]:
-        """The last seconds in a few numbers."""
+        """A few figures of the last seconds."""
         busy = self._busy
         return {
             **self._recent.rates(),
@@ -327,7 +329,7 @@ class Metrics(Watcher):
         return self._families.recent.rates()
 
     def _count_tokens(self, visit: _Visit, record: _Choice, count: int) -> None:
-        """So many tokens of one answer came just now."""
+        """Count tokens of one answer that came just now."""
         moment = self._now()
         if visit.first is None:
             visit.first = moment
@@ -343,7 +345,7 @@ class Metrics(Watcher):
         self._work(Work(tokens=count))
 
     def _count_rounds(self, record: _Choice, stats: Stats, begin: int) -> None:
-        """Rounds from `begin` on; the engine's thread may be adding others."""
+        """Count rounds from `begin` on; the engine's thread may be adding others."""
         end = max(begin, len(stats.seconds_by_round))  # which a round adds to last
         record.num_rounds += end - begin
         for drafted in stats.drafted_by_round[begin:end]:
@@ -364,12 +366,12 @@ class Metrics(Watcher):
         self._work(Work(0, end - begin, num_drafted, num_accepted))
 
     def _work(self, work: Work) -> None:
-        """Add to the last seconds of the model and of the server."""
+        """Add work to the last seconds of the model and of the server."""
         for recent in (self._recent, self._families.recent):
             recent.add(work)
 
     def _label(self, kind: str, value: str) -> str:
-        """The value, unless there are too many of its kind."""
+        """The value as a label, or "other" if there are too many values of its kind."""
         seen = self._seen.setdefault(kind, set())
         if len(seen) < MAX_LABELS:
             seen.add(value)
@@ -382,7 +384,7 @@ WINDOW = 3.0
 
 @dataclass
 class Work:
-    """What was done at one moment: tokens given out, and rounds with what was guessed in them."""
+    """The work of one moment: tokens given out, and rounds with their guesses."""
 
     tokens: int = 0
     rounds: int = 0
@@ -391,7 +393,7 @@ class Work:
 
 
 class Recent:
-    """Sums over the last seconds."""
+    """The sums of work over the last seconds."""
 
     def __init__(self, clock: Callable[[], float], window: float = WINDOW) -> None:
         self._now = clock

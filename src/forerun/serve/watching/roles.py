@@ -9,7 +9,7 @@ from forerun.engine.results import Generation, Piece, Stats
 
 
 class Counts(Protocol):
-    """What gauges read of a desk."""
+    """The counts of a desk that gauges read."""
 
     @property
     def num_running(self) -> int: ...
@@ -20,7 +20,8 @@ class Counts(Protocol):
 
 
 class Watcher:
-    """Hears of every request, in the event loop's thread; this one does nothing.
+    """Is called for every event of a request, in the event loop's thread; this base class does
+    nothing.
 
     A request that is taken in: `received`, `started` when it is given a row, `piece` for each
     piece, and in the end either `ended` or `failed`.  One that is not: `refused`.  Metrics, log and
@@ -28,43 +29,43 @@ class Watcher:
     """
 
     def watch(self, desk: Counts | None) -> None:
-        """Whose gauges to show; None when the model is not loaded any more."""
+        """Show the gauges of this desk; None when the model is no longer loaded."""
 
     def received(
         self, request_id: str, route: str, owner_label: str = "", seconds: float = 0.0
     ) -> None:
-        """A request was read.
+        """Called when a request has been read.
 
         owner_label: the name of its key, where names are configured.  seconds: since its headers
         arrived.
         """
 
     def refused(self, reason: str, request_id: str | None = None) -> None:
-        """A request was sent away: the queue is full, its key unknown, a field wrong."""
+        """Called when a request is refused: the queue is full, its key unknown, a field wrong."""
 
     def started(self, request_id: str) -> None:
-        """The first row was given to a request."""
+        """Called when the first row is given to a request."""
 
     def piece(self, request_id: str, choice: int, piece: Piece, stats: Stats | None = None) -> None:
-        """An answer went on.
+        """Called when an answer goes on.
 
         stats: what its present engine has counted so far, in its own thread.
         """
 
     def judged(self, request_id: str, kind: str, answers: Sequence[Generation]) -> None:
-        """A request has its answers; called before `ended`.
+        """Called when a request has its answers, before `ended`.
 
         kind: what its acceptance can be compared by: its drafter, rule and way to choose tokens.
         """
 
     def ended(self, request_id: str, answers: Sequence[Generation]) -> None:
-        """A request has its answers, whole or cut short."""
+        """Called when a request has its answers, whole or cut short."""
 
     def failed(self, request_id: str, reason: str) -> None:
-        """A request ended with an error of its own."""
+        """Called when a request has ended with an error of its own."""
 
     def engine_restarted(self) -> None:
-        """A dead engine was replaced."""
+        """Called when a dead engine has been replaced."""
 
     def exposition(self, accept: str = "", prefix: str = "") -> tuple[bytes, str]:
         """The body of /metrics, and its content type.
@@ -74,7 +75,7 @@ class Watcher:
         return b"", "text/plain; charset=utf-8"
 
     def summary(self) -> Mapping[str, Any]:
-        """The last seconds of one model, as /v1/stats tells them."""
+        """The figures of the last seconds for one model, as in /v1/stats."""
         return {}
 
     def totals(self) -> Mapping[str, Any]:
@@ -83,7 +84,7 @@ class Watcher:
 
 
 class Watching(Watcher):
-    """Passes on what it is told; the metrics answer /metrics and /v1/stats."""
+    """Passes every call on to several watchers; the metrics answer /metrics and /v1/stats."""
 
     def __init__(self, metrics: Watcher, *others: Watcher) -> None:
         self.metrics = metrics

@@ -17,7 +17,7 @@ from forerun.serve.watching.roles import Watcher
 
 
 def make_tracing(model: str) -> Tracing | None:
-    """None where OpenTelemetry is not installed."""
+    """A watcher that makes spans; None where OpenTelemetry is not installed."""
     try:
         from opentelemetry.trace import Status, StatusCode, get_tracer
     except ImportError:
@@ -26,7 +26,7 @@ def make_tracing(model: str) -> Tracing | None:
 
 
 class Tracing(Watcher):
-    """Told by the desk what happens to requests; a span from arrival to end.
+    """Makes a span for each request, from its arrival to its end.
 
     failure: the status of a span whose request failed or was refused.
     """

@@ -19,13 +19,13 @@ from forerun.serve.openai.routes.responses import Responses
 
 
 class Query(Protocol):
-    """A question that is answered at once."""
+    """A route whose requests are answered at once."""
 
     path: str  # Starlette's pattern
     method: str  # GET or POST
 
     def answer(self, body: Mapping[str, Any], **path_parameters: str) -> Mapping[str, Any]:
-        """The body of the answer, or an `ApiError`; the body of a GET is empty."""
+        """The body of the response, or an `ApiError`; the body of a GET request is empty."""
         ...
 
 

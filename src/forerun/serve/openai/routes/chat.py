@@ -110,7 +110,7 @@ class Chat:
         )
 
     def tokens(self, body: Mapping[str, Any]) -> list[int]:
-        """Those of a body's conversation."""
+        """The tokens of a body's conversation."""
         fields = self.check(body)
         return worded_tokens(self.offer, self._text(fields, Toolbox.of(self.offer, fields)))
 
@@ -139,7 +139,7 @@ class Chat:
 
 
 def _max_tokens(fields: Mapping[str, Any]) -> int | None:
-    """The limit by either of its names; both may be given if they agree."""
+    """The limit under either of its names; both may be given if they agree."""
     old, new = fields["max_tokens"], fields["max_completion_tokens"]
     if old is not None and new is not None and old != new:
         message = (

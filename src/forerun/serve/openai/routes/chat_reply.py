@@ -15,7 +15,7 @@ from forerun.serve.openai.tools import Call, Reader, Told
 
 
 class ChatReply:
-    """One answer of several choices."""
+    """Words one answer of several choices as a chat completion."""
 
     def __init__(
         self, offer: Offer, words: Words, ask: Ask, request_id: str, created: int, fingerprint: str
@@ -98,7 +98,7 @@ class ChatReply:
         return choice
 
     def _delta(self, choice: int, state: ToldChoice, step: Told | Thought) -> dict[str, Any]:
-        """What a chunk adds to the message."""
+        """The part of a chunk that is added to the message."""
         if isinstance(step, str):
             return {"content": step}
         if isinstance(step, Thought):
@@ -125,7 +125,7 @@ class ChatReply:
 
 
 class ToldChoice:
-    """What was told of one choice so far."""
+    """What a client has been told of one choice so far."""
 
     def __init__(self, offer: Offer, ask: Ask) -> None:
         toolbox: Toolbox = ask.detail["toolbox"]
@@ -139,11 +139,11 @@ class ToldChoice:
 
     @property
     def has_thoughts(self) -> bool:
-        """Whether there may be any."""
+        """Whether the choice may contain thoughts."""
         return self._thoughts is not None
 
     def read(self, text: str, *, final: bool) -> list[Told | Thought]:
-        """New text as thoughts, content and calls."""
+        """The new text, divided into thoughts, content and calls."""
         parts: list[str | Thought] = [text] if text else []
         if self._thoughts is not None:
             parts = self._thoughts.push(text, final=final)

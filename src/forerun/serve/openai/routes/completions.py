@@ -116,7 +116,7 @@ class Completions:
 
 
 class CompletionReply:
-    """One answer, whole or in chunks."""
+    """Words one answer as a completion, whole or in chunks."""
 
     def __init__(
         self, route: Completions, ask: Ask, request_id: str, created: int, fingerprint: str
@@ -160,7 +160,7 @@ class CompletionReply:
         return []
 
     def piece(self, choice: int, piece: Piece) -> list[dict[str, Any]]:
-        """A chunk, unless there is nothing to tell."""
+        """A chunk for new text; none if there is nothing to tell."""
         ask = self._ask
         self._usage.count(piece)
         offsets, parts = self._tracks[choice].take_piece(piece)

@@ -55,7 +55,7 @@ class Tokenize:
         }
 
     def _tokens(self, fields: Mapping[str, Any]) -> list[int]:
-        """The ids of either a prompt or a conversation."""
+        """The token ids of either a prompt or a conversation."""
         prompt, messages = fields["prompt"], fields["messages"]
         if (prompt is None) == (messages is None):
             message = "Either 'prompt' or 'messages' is needed, and not both."
@@ -100,7 +100,7 @@ class Detokenize:
 
 
 def card_of(offer: Offer, created: int) -> dict[str, Any]:
-    """What /v1/models says of a model beside its names.
+    """The entry of a model in /v1/models, except for its names.
 
     created: when the server started, in seconds since 1970.
     """

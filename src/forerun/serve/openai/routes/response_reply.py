@@ -19,7 +19,8 @@ Event = dict[str, Any]
 
 
 class ResponseReply:
-    """One answer, an item after the other; events are numbered in the order they are made.
+    """Words one answer as a response of OpenAI's: one item after the other, with events numbered as
+    they are made.
 
     A whole answer is built by the same steps, and its events are not sent.
     """
@@ -86,7 +87,8 @@ class ResponseReply:
         return [self._event("response.failed", response=self._response(None, error))]
 
     def _take(self, step: Told | Thought) -> list[Event]:
-        """Add a step of the answer to its item, which is opened where another kind was open."""
+        """Add a step of the answer to its item, which is opened first where an item of another kind
+        was open."""
         if isinstance(step, Call):
             return self._call(step)
         kind, text = ("reasoning", step.text) if isinstance(step, Thought) else ("message", step)
@@ -100,7 +102,7 @@ class ResponseReply:
         return [*events, self._in_part(f"response.{name}.delta", delta=text, **extra)]
 
     def _open(self, kind: str) -> list[Event]:
-        """Begin an item, with the one part that it has."""
+        """Begin an item, which has one part."""
         status = "in_progress"
         item: dict[str, Any] = {"id": self._id("msg"), "type": kind, "status": status}
         if kind == "reasoning":
@@ -138,7 +140,7 @@ class ResponseReply:
         ]
 
     def _call(self, call: Call) -> list[Event]:
-        """A call, which comes whole."""
+        """Add a call, which comes as a whole."""
         events = self._close()
         place = len(self._items)
         item = {
@@ -162,7 +164,7 @@ class ResponseReply:
         ]
 
     def _end(self, answer: Generation) -> list[Event]:
-        """End the answer; one that is empty has an empty message."""
+        """End the answer; an empty one has an empty message."""
         status = "incomplete" if finish_of(answer.finish_reason) == "length" else "completed"
         events = [] if self._items else self._open("message")
         return [*events, *self._close(status)]
@@ -182,7 +184,7 @@ class ResponseReply:
         return self._event(kind, **where, content_index=0, **fields)
 
     def _response(self, answer: Generation | None, error: ApiError | None = None) -> dict[str, Any]:
-        """The whole object; without an answer, as it is before the first token."""
+        """The whole response object; without an answer, in its state before the first token."""
         status, output, counts, details = "in_progress", list[Any](), None, None
         if error is not None:
             status = "failed"

@@ -233,7 +233,8 @@ def _messages(fields: Mapping[str, Any], *, reads_thoughts: bool) -> list[dict[s
 def _add_own(
     messages: list[dict[str, Any]], item: Mapping[str, Any], *, reads_thoughts: bool
 ) -> None:
-    """Add an item of the model's to its last message, or begin another where it comes too late."""
+    """Add an item of the model's to its last message, or to a new one where it comes too late for
+    that."""
     last = messages[-1] if messages and messages[-1]["role"] == "assistant" else None
     has_text = last is not None and (last["content"] is not None or "tool_calls" in last)
     if last is None or (has_text and item["type"] != "function_call"):
