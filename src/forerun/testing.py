@@ -222,6 +222,7 @@ class _Court:
             _promise(texts[0] == texts[1], "bears that guesses are dropped", *texts)
 
     def survives_the_end_of_the_context(self) -> None:
+        """Texts that reach the end of the context end without an error."""
         limit = self.target.max_context
         if limit is not None and limit <= 512:
             sampling = Sampling(seed=3, temperature=0.0)
@@ -269,7 +270,7 @@ class _Court:
                 _promise(alone == after, promise, after, alone)
 
     def _guesses_for(self, owners: str, prompt: list[int]) -> list[Any]:
-        """The guesses for the last of some owners who ask the same, one after the other."""
+        """The guesses for the last of several owners who ask the same, one after the other."""
         witness = Witness(self.make(), self.target.vocab_size)
         engine = Engine(
             self.target,

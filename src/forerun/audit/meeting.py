@@ -160,7 +160,7 @@ def _continued(endpoint: Endpoint, prompt: Prompt, notes: list[str]) -> Endpoint
 
 
 def _neutral(endpoint: Endpoint, prompt: Prompt) -> dict[str, Any]:
-    """The plain options, with every neutral one that is not refused."""
+    """The plain options, together with all neutral ones that the endpoint does not refuse."""
     both = {**PLAIN, **NEUTRAL}
     if not _is_refused(endpoint, "probe/neutral", Question(prompt.text, 1, options=both)):
         return both

@@ -194,4 +194,5 @@ class Answerer:
         return {index: rows for index, rows in kept.items() if any(rows)}
 
     async def close(self) -> None:
+        """End the desk and its engines."""
         await self._desk.close()

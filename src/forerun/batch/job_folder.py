@@ -68,6 +68,7 @@ class JobFolder:
 
     @property
     def num_done(self) -> int:
+        """The number of lines that are finished."""
         return len(self._offsets)
 
     def num_failed(self, count: int) -> int:

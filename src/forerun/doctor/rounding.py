@@ -63,8 +63,11 @@ class Rounding(NamedTuple):
 
 
 def rounding(model: Any, logits: HostArray, dtype: str, text: Sequence[int] = ()) -> Rounding:
-    """The bound for logits (V,) of this model; dtype: of the logits, unless the model says in
-    what it computes (`compute_dtype`).  text: what they follow, to measure it."""
+    """The largest difference of logits (V,) that rounding explains for this model.
+
+    dtype: of the logits, unless the model says in what it computes (`compute_dtype`). text: the
+    text before them, with which the difference is measured.
+    """
     name = str(getattr(model, "compute_dtype", dtype)).rpartition(".")[2]
     layers = getattr(model, "num_layers", 0) or USUAL_LAYERS
     width = getattr(model, "hidden_size", 0) or USUAL_WIDTH

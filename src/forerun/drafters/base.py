@@ -49,7 +49,8 @@ class Asked(NamedTuple):
 
 @dataclass(frozen=True)
 class Turn:
-    """A row whose continuation is wanted: how much of it, and the noise addresses of this round."""
+    """A row whose continuation is wanted: how many guesses, and the noise addresses of this
+    round."""
 
     row: int
     """The row to guess for."""

@@ -71,8 +71,8 @@ def find(place: str | Path) -> Path:
 
 
 def kind_of(folder: Path, config: Mapping[str, Any]) -> str:
-    """The kind, one of `KINDS`, by a folder's config.json and the names of its files; what
-    `speculators` calls a kind that is newer; "" where nothing is known."""
+    """The kind of a drafter, one of `KINDS`, by the config.json and the file names of its folder. A
+    kind that only `speculators` knows has the name it gives; "" stands for an unknown one."""
     if any((folder / name).exists() for name in OURS):
         return "block" if _is_block(folder / OURS[0]) else "forerun"
     names = f"{config.get('architectures') or ''} {config.get('model_type') or ''}".lower()

@@ -24,6 +24,7 @@ Factory = Callable[..., Drafter]
 
 
 def early_exit(num_layers: str = "") -> Drafter:
+    """The drafter `early-exit`; its argument is a number of layers."""
     from forerun.drafters.early_exit import EarlyExit
 
     if num_layers and not num_layers.isdigit():
@@ -33,12 +34,15 @@ def early_exit(num_layers: str = "") -> Drafter:
 
 
 def quantized(bits: Any = "int8") -> Drafter:
+    """The drafter `quantized`; its argument is the number of bits."""
     from forerun.drafters.quantized import Quantized
 
     return Quantized(bits)
 
 
 def heads(*source: str) -> Drafter:
+    """The drafter `heads`; its argument is a folder or a hub name, by default the shipped
+    drafter."""
     from forerun.drafters.heads import Heads
 
     made: Drafter = Heads(*source)
@@ -46,6 +50,7 @@ def heads(*source: str) -> Drafter:
 
 
 def eagle3(source: str = "") -> Drafter:
+    """The drafter `eagle3`; its argument is the folder or hub name of a published head."""
     from forerun.drafters.folders import description_of, find, kind_of, refuse
     from forerun.drafters.heads import Heads
 
@@ -60,6 +65,8 @@ def eagle3(source: str = "") -> Drafter:
 
 
 def block(source: str = "") -> Drafter:
+    """The drafter `block`; its argument is the folder or hub name of a network that guesses in
+    blocks."""
     from forerun.drafters.block import Block
 
     if not source:
@@ -70,6 +77,7 @@ def block(source: str = "") -> Drafter:
 
 
 def medusa(source: str = "") -> Drafter:
+    """The drafter `medusa`; its argument is the folder or hub name of its heads."""
     from forerun.drafters.medusa import Medusa
 
     if not source:

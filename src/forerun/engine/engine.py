@@ -80,6 +80,7 @@ class Engine:
 
     @property
     def busy(self) -> bool:
+        """Whether any request waits or has a row."""
         return bool(self._schedule.waiting) or any(self._seats.occupants)
 
     @property

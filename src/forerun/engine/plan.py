@@ -134,7 +134,7 @@ class DraftPlan:
 
     @cached_property
     def asked(self) -> list[int]:
-        """The answered spans, by index, that the drafter is asked about."""
+        """The answered spans, by index, for which the drafter is asked."""
         return [index for index, limits in enumerate(self.limits) if limits is not None]
 
 

@@ -81,10 +81,12 @@ class Request:
 
     @property
     def num_output(self) -> int:
+        """The number of output tokens so far."""
         return len(self.tokens) - len(self.prompt)
 
     @property
     def output(self) -> list[int]:
+        """The output tokens so far."""
         return self.tokens[len(self.prompt) :]
 
     @property

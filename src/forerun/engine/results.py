@@ -57,6 +57,7 @@ class Seconds:
 
     @property
     def total(self) -> float:
+        """The seconds of all stages together."""
         return self.draft + self.score + self.verify + self.commit
 
 
@@ -116,6 +117,7 @@ class Stats:
 
     @property
     def tokens_per_round(self) -> float:
+        """The mean number of tokens that a round added to the text."""
         return self.emitted / self.rounds if self.rounds else 0.0
 
     @property
@@ -248,4 +250,5 @@ class Piece:
 
     @property
     def text(self) -> str:
+        """The new text."""
         return "".join(part for part, _ in self.parts)

@@ -37,6 +37,7 @@ class Seats:
 
     @property
     def num_free(self) -> int:
+        """The number of rows without a request."""
         return len(self._free)
 
     def reserve(self, row: int, length: int) -> bool:

@@ -154,7 +154,7 @@ class Stepwise:
         return to_numpy(self._score_on_device(plan, drafts))
 
     def _score_on_device(self, plan: RoundPlan, drafts: Sequence[Proposal]) -> Any:
-        """Those arrays on the device where the model computes."""
+        """The sampling arrays of the plan on the device where the model computes."""
         rows = [span.row for span in (*plan.answering, *plan.reading)]
         feeds = [
             span.tokens + draft.tokens for span, draft in zip(plan.answering, drafts, strict=True)

@@ -90,7 +90,8 @@ class Scratch:
 
 
 class AttentionScratch:
-    """What the chunks of attention hand to the one that adds them up: room for one pass at a time.
+    """Memory between the programs that attend to chunks and the one that adds up their results, for
+    one pass at a time.
 
     num_rows: of all tiles and chunks together.
     """
@@ -175,7 +176,8 @@ def tile_of(
     kernel: str, num_tokens: int, matrix: Any, columns: int | None = None,
     num_outputs: int | None = None,
 ) -> Tile:  # fmt: skip
-    """The tile of a product with a matrix; the rest as `forerun.gpu.tiles.tile` has it."""
+    """The tile of a product with a matrix; the other arguments are those of
+    `forerun.gpu.tiles.tile`."""
     memory = shared_memory(matrix.device)
     if isinstance(matrix, Packed):
         about = NUMBERS[matrix.number]
@@ -184,7 +186,7 @@ def tile_of(
 
 
 def written_out(matrix: Any, num_tokens: int, room: Any) -> Any:
-    """The matrix as a product with so many tokens reads it.
+    """A matrix in the form that a product with this many tokens reads.
 
     room: what a packed one is written to, where the pass is wide.
     """
@@ -279,7 +281,8 @@ class Kernels:
         }  # fmt: skip
 
     def embed(self, norm: Any) -> None:
-        """The residual stream before the first layer, whose norm has these weights, if any."""
+        """Queue the embedding: the residual stream before the first layer, whose norm has these
+        weights, if any."""
         w, scratch = self._weights, self._scratch
         embed[(self._shape.num_tokens,)](
             w.embedding, self._inputs.ids, norm, scratch.x, scratch.normed, scratch.squares,
@@ -289,7 +292,7 @@ class Kernels:
     def layer(
         self, number: int, source: Any, squares: Any, next_norm: Any, residual: Any = None
     ) -> None:
-        """One layer, whose result goes to `scratch.x`.
+        """Queue one layer, whose result goes to `scratch.x`.
 
         source, squares: what queries, keys and values are products of, and its sums of squares.
         next_norm: the weights of the norm that follows the layer; None: none does.
@@ -349,8 +352,8 @@ class Kernels:
         self, added: Any, residual: Any, after: Any, norm: Any, result: Any, parts: Any = None,
         num_parts: int = 0,
     ) -> None:  # fmt: skip
-        """What whole rows add to the residual stream, normed if `after`; parts: weights of
-        several rows for each token."""
+        """Queue the addition of whole rows to the residual stream, normed if `after`; parts:
+        weights of several rows for each token."""
         form, scratch = self._weights.form, self._scratch
         add_rows[(self._shape.num_tokens,)](
             added, parts, after, residual, norm, result, scratch.normed, scratch.squares,
@@ -432,7 +435,7 @@ class Kernels:
             )  # fmt: skip
 
     def head(self, logits: Any, columns: Any = None) -> None:
-        """Logits (num_logits, V) of the picked tokens.
+        """Queue the logits (num_logits, V) of the picked tokens.
 
         columns: (rows of the head,), which column of the logits each of them fills; None: its own.
         """

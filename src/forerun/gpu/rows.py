@@ -300,5 +300,5 @@ def fill(inputs: Any, lines: Sequence[Line], asking: Sequence[int]) -> None:
 
 
 def _power(count: int, least: int = 1) -> int:
-    """The next power of two, or as many as there are at least."""
+    """The next power of two, but not less than `least`."""
     return least if count <= least else 1 << (count - 1).bit_length()

@@ -19,7 +19,7 @@ FEWEST_STAGES = 3
 
 
 class Tile(NamedTuple):
-    """The output columns of a program, the inputs it takes per step, and the tokens."""
+    """The size of a tile: output columns per program, inputs per step, and tokens."""
 
     columns: int
     depth: int
@@ -123,7 +123,7 @@ def tile(
     num_columns: int | None = None,
     num_outputs: int | None = None,
 ) -> Tile:
-    """A tile of a product with so many inputs per row, which fits the shared memory of a program.
+    """A tile of a product with this many inputs per row, which fits the shared memory of a program.
 
     num_columns: instead of those of the table.  A step that divides the inputs spares the masks.
     num_outputs: of the product, where its tiles may be narrower than that.

@@ -227,7 +227,7 @@ def _turned(parameter: Any) -> Any:
 
 
 def _biases(modules: Sequence[Any]) -> Any:
-    """The biases of linear layers that make one product, or None."""
+    """The joined biases of linear layers that make one product; None if they have none."""
     if not modules or modules[0].bias is None:
         return None
     return _fused([module.bias for module in modules])

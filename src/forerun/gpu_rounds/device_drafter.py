@@ -58,7 +58,7 @@ class DeviceDrafter:
         ends: Sequence[int],
         length: int,
     ) -> DraftRows | None:
-        """Store all but the last two tokens of texts, which the first draft step feeds.
+        """Store all but the last two tokens of texts; the first draft step feeds these two.
 
         more: tokens that a round on its way adds to each; None: there is nothing to store.
         ends: tokens that each text has at most when the round begins.

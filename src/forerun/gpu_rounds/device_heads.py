@@ -66,15 +66,17 @@ class DeviceHeads(DeviceDrafter):
             self.rows.lengths[row] = before + num_accepted
 
     def can_follow(self, length: int, num_stored: int) -> bool:
-        """It reads the hidden states of the tokens before the last."""
+        """Whether the target stores all tokens but the last, whose hidden states the network
+        reads."""
         return num_stored >= length - 1 > 0
 
 
 def tree_for(tree: int | Tree, draft_length: DraftLength, rule: Rule, num_rows: int) -> Tree | None:
-    """The shape of the trees of captured rounds, of at most so many nodes, or the given one.
+    """The shape of the trees of captured rounds: the given one, or one of at most this many nodes.
 
     Trees of all rows must fit a pass, and two of them the room past a text.  None where they do
-    not, and under a rule other than `match`."""
+    not, and under a rule other than `match`.
+    """
     height = TREE_HEIGHT if draft_length == "auto" else draft_length
     num_lanes = 1 << max(num_rows - 1, 0).bit_length()
     most = NARROW // num_lanes - 1

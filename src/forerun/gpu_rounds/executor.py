@@ -163,8 +163,8 @@ class Captured:
         return Departure(flight, following, parts if following is None else ())
 
     def _parts(self, plan: RoundPlan) -> list[Part]:
-        """What is new of each text, but for the last token of those that are answered.  Texts of
-        requests that need the host are read now."""
+        """The new tokens of each text, without the last token of those that are answered. Texts of
+        requests that need the host are read at once."""
         parts = [(span.row, span.start, span.tokens[:-1]) for span in plan.answering]
         host: list[Part] = []
         device: list[Part] = []
@@ -272,8 +272,8 @@ class Captured:
                     self._drafter.note(span.row, flight.lengths[lane], num_accepted, length)
 
     def _answer_undrafted(self, plan: RoundPlan, results: dict[int, Landed]) -> bool:
-        """Requests whose draft had no law go on without a drafter, from this round on; whether
-        there are any."""
+        """Score again, without drafts, the requests whose draft had no law, and stop drafting for
+        them. Returns whether there were any."""
         spans = [
             span
             for span in plan.answering
@@ -420,8 +420,8 @@ class Captured:
     def _board(
         self, flight: Flight, texts: Mapping[int, Sequence[int]], behind: Flight | None
     ) -> None:
-        """Set the lanes with these texts; behind another round the other lanes stay as they are, or
-        are left."""
+        """Set the lanes to these texts. Behind another round, the other lanes stay as they are or
+        become free."""
         lanes, heat = flight.round.lanes, self._drafter.temperature
         spans = {lane: span for lane in texts if (span := flight.spans[lane]) is not None}
         made = [lane_of(span, texts[lane], heat) for lane, span in spans.items()]
@@ -445,7 +445,7 @@ class Captured:
             lanes.edits.put(requests, list(texts.values()), places)
 
     def _draft_length(self, asked: Sequence[int], num_lanes: int, longest: int) -> int:
-        """The captured draft length for what is asked; none where the longest text leaves the
+        """The captured draft length for what is asked; 0 where the longest text exceeds the
         drafter's context."""
         length = self._captures.length(num_lanes, asked)
         return length if self._drafter.can_read(longest + length) else 0

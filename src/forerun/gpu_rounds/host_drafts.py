@@ -53,7 +53,7 @@ class HostDrafts(Captured):
 
     @property
     def ladder(self) -> Ladder | None:
-        """A draft is as long as the guess."""
+        """The draft lengths of rounds: none, because a draft is as long as the guess."""
         return None
 
     def _depart(self, plan: RoundPlan, parts: Sequence[Part]) -> Departure:

@@ -42,7 +42,7 @@ OF_FEATURE, OF_EMBEDDING, OF_MLP, OF_HEAD = range(4)  # the norms
 
 
 class HeadsWeights(NamedTuple):
-    """A network, and the embedding of its target."""
+    """The weights of a network, and the embedding of its target."""
 
     matrices: Matrices
     embedding: Floats  # (vocabulary, hidden)
@@ -56,7 +56,7 @@ class HeadsWeights(NamedTuple):
 
 
 class HeadsScratch(NamedTuple):
-    """Activations of the tokens of a pass between its stages."""
+    """The activations of the tokens of a pass between its stages."""
 
     hidden: Floats  # (tokens, values of the target's states): those states, normed
     features: Floats  # (tokens, hidden)

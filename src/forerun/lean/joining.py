@@ -29,7 +29,7 @@ Write = Callable[[Bytes, NDArray[np.int64]], None]
 
 
 class Part(NamedTuple):
-    """A matrix of the pass: linear layers with a common input, one after the other."""
+    """One matrix of the pass: linear layers with the same inputs, one below the other."""
 
     pieces: Sequence[Floats | Raw]  # (outputs, in) each
     biases: Sequence[Floats]  # (outputs,) each
@@ -94,7 +94,7 @@ def join(parts: Iterable[Part], *, is_coarse: bool = False) -> Matrices:
 
 
 def _cut_at_panels(part: Part) -> Part:
-    """The part, as one piece if that is needed to fill its panels."""
+    """The part, joined into one piece where its pieces would not fill whole panels."""
     if part.takes_turns or not any(piece.shape[0] % LANES for piece in part.pieces[:-1]):
         return part
     whole = np.concatenate([values_of(piece) for piece in part.pieces])
@@ -102,7 +102,7 @@ def _cut_at_panels(part: Part) -> Part:
 
 
 def _lots(piece: Floats | Raw, panels: NDArray[np.int64]) -> Iterator[_Lot]:
-    """What is to be written into the panels of a piece, which have these numbers."""
+    """The matrices to be written into the panels of a piece, whose numbers are given."""
     if not isinstance(piece, Raw) or piece.format is None:
         stored = store(values_of(piece))
         yield _Lot(stored.format, panels, [_copier(stored.panels)])

@@ -19,7 +19,7 @@ from forerun.models.trial_results import LOCK
 def adopt(
     plain: Any, lean: bool | Literal["auto"] = "auto", memory: float | int | None = None
 ) -> Any:
-    """`plain`, a `HuggingFaceModel` on a CUDA device, or its `GpuModel`.
+    """`plain`, a `HuggingFaceModel` on a CUDA device, or a `GpuModel` made of it.
 
     memory: of the device that this process may fill, if that is said: a share, or bytes.
 
@@ -77,12 +77,13 @@ def _reproduces(plain: Any, candidate: Any) -> bool:
 
 
 def keeps_bits(model: Any, count: int = 48, long: int = 300) -> bool:
-    """Whether a text's logits are the same bits fed token by token and in passes of other sizes,
-    one of which is padded by another row and one is wide: it rests on how this device adds up."""
+    """Whether a text's logits are the same bits when it is fed token by token and in passes of
+    other sizes, one of them padded by another row and one wide. This depends on how the device adds
+    up."""
     text = [(7 + 7919 * (i + 1) ** 2) % model.vocab_size for i in range(long)]
 
     def fed(*sizes: int, beside: int = 0) -> Any:
-        """The logits of the first tokens, of the last ones in each pass."""
+        """The logits of the first tokens, and then of the last ones in each pass."""
         state, logits, at = model.start(2, long), [], 0
         for size in sizes:
             asked = min(size, count)

@@ -23,7 +23,7 @@ DECIDING = ("*.json", "*.safetensors", "*.jinja", "additional_chat_templates/*",
 
 
 class Source(NamedTuple):
-    """A model in files."""
+    """The files of a model, and how to read them."""
 
     place: Path  # the GGUF file, or the folder
     files: tuple[Path, ...]  # all that decide on the model

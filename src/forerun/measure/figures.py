@@ -63,6 +63,7 @@ def plain_of(cell: Cell) -> Cell:
 
 
 def is_plain(cell: Cell) -> bool:
+    """Whether a cell is plain decoding."""
     return cell.drafter is None
 
 

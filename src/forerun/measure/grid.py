@@ -38,7 +38,8 @@ def cells_of(
     rule: str,
     peers: Sequence[str] = (),
 ) -> list[Cell]:
-    """Plain decoding, then each drafter with each draft length, and with trees of that depth.
+    """The cells of a sweep: plain decoding, then each drafter with each draft length, and with
+    trees of that depth.
 
     Draft length 0 is plain decoding, whatever the drafter.  It is always included, because all
     other cells are compared with it.  Trees are as deep as the longest fixed draft length.
@@ -68,7 +69,8 @@ def cells_of(
 def jobs_of(
     cells: Sequence[Cell], questions: Sequence[Question], repeats: Mapping[int, int]
 ) -> Iterator[Job]:
-    """All cells run on one batch of prompts before any cell goes on to the next batch.
+    """The runs in their order: all cells run on one batch of prompts before any cell goes on to the
+    next batch.
 
     A slow minute of the machine then affects all cells alike.  Each time another cell goes first.
     Prompts of different groups share a batch, as on a server.  Where the last batch is not full,

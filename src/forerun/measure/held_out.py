@@ -47,6 +47,7 @@ class Gain:
 
     @property
     def answer(self) -> Answer:
+        """Whether speculation pays, by this gain."""
         return answer(self.speedup, self.num_prompts)
 
 

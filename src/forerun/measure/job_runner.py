@@ -116,6 +116,7 @@ class JobRunner:
         self._warm: set[tuple[str | None, int | None, int, str | None]] = set()
 
     def run(self, job: Job) -> Run:
+        """Run a job; returns its record."""
         cell = job.cell
         kind = (cell.drafter, cell.tree, cell.batch, cell.peer)
         if kind not in self._warm:
@@ -124,6 +125,7 @@ class JobRunner:
         return self._answer(job, self.max_new_tokens)
 
     def drafter_of(self, cell: Cell) -> Drafter | None:
+        """The drafter of a cell; None for plain decoding."""
         return None if cell.drafter is None else self.drafters[cell.drafter]
 
     def _answer(self, job: Job, max_new_tokens: int) -> Run:

@@ -21,6 +21,7 @@ class Setting:
 
     @property
     def words(self) -> str:
+        """The setting in words, for readers."""
         return f"batch {self.batch}, {temperature_words(self.temperature)}"
 
 
@@ -43,18 +44,22 @@ class Series:
 
 
 def setting_of(cell: Cell) -> Setting:
+    """The setting of a cell."""
     return Setting(cell.batch, cell.temperature)
 
 
 def series_of(cell: Cell) -> Series:
+    """The series that a cell belongs to."""
     return Series(cell.drafter, cell.tree, cell.rule, cell.peer)
 
 
 def temperature_words(temperature: float) -> str:
+    """A temperature in words, for readers."""
     return f"temperature {temperature:g}" if temperature else "greedy"
 
 
 def length_words(cell: Cell) -> str:
+    """A cell's draft length in words, for readers."""
     return "auto K" if cell.draft_length == "auto" else f"K = {cell.draft_length}"
 
 

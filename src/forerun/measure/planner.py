@@ -41,6 +41,7 @@ class SpeculationPlan:
 
     @property
     def speculates(self) -> bool:
+        """Whether the plan is to speculate at all."""
         return self.choice is not None
 
     def __str__(self) -> str:

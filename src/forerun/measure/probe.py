@@ -55,7 +55,7 @@ class DrafterProbe:
     trees: Traces[int] = field(default_factory=dict)  # by temperature and nodes, under `match`
 
     def __repr__(self) -> str:
-        """One line; the fields have the rest."""
+        """The probe in one line; the fields have the rest."""
         num_texts = sum(map(len, self.subject.texts.values()))
         longest = self.subject.max_draft_length
         return f"DrafterProbe({self.drafter} on {num_texts} texts, drafts of up to {longest})"
@@ -200,7 +200,8 @@ def try_out(
 def _from_laws(
     subject: Subject, drafter: Model, texts: list[Text], report: Report
 ) -> dict[str, list[Trace]]:
-    """Traces of a drafting model: one pass gives its law at every position, for every rule."""
+    """The traces of a drafting model, whose law at every position comes from one pass, for every
+    rule."""
     by_rule: dict[str, list[Trace]] = {}
     for text in texts:
         report(f"drafting with {drafter.name}")
@@ -218,7 +219,7 @@ def _from_laws(
 def _from_guesses(
     subject: Subject, drafter: Drafter, texts: list[Text], report: Report
 ) -> dict[str, list[Trace]]:
-    """Traces of any other drafter, which is asked for a guess at every position.
+    """The traces of any other drafter, which is asked for a guess at every position.
 
     Rules that use the draft's law treat guesses without a law as `match` does.
     """

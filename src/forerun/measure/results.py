@@ -41,6 +41,7 @@ class Results:
         return sorted(plain_lines, key=lambda series: series.peer or "")
 
     def has(self, setting: Setting, series: Series) -> bool:
+        """Whether a series has cells in this setting."""
         return bool(self._line(setting, series))
 
     def fixed(self, setting: Setting, series: Series) -> list[Figures]:
@@ -51,10 +52,12 @@ class Results:
         return sorted(cells, key=lambda entry: int(entry.cell.draft_length))
 
     def auto(self, setting: Setting, series: Series) -> Figures | None:
+        """The cell of a line with an automatic draft length; None if there is none."""
         line = self._line(setting, series)
         return next((entry for entry in line if entry.cell.draft_length == "auto"), None)
 
     def plain(self, setting: Setting, peer: str | None = None) -> Figures | None:
+        """The plain-decoding cell in this setting, ours or a peer's; None if there is none."""
         line = self._line(setting, Series(None, None, "match", peer))
         return next(iter(line), None)
 
@@ -63,6 +66,8 @@ class Results:
         return max(self._line(setting, series), key=lambda entry: entry.tokens_per_second.mean)
 
     def best_fixed(self, setting: Setting, series: Series) -> Figures | None:
+        """The cell of a line with the most tokens per second at a fixed draft length; None if there
+        is none."""
         line = self.fixed(setting, series)
         return max(line, key=lambda entry: entry.tokens_per_second.mean, default=None)
 

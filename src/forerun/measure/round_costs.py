@@ -88,9 +88,11 @@ class DraftCosts:
     trees: Table = field(default_factory=dict)  # (batch, nodes) -> a tree
 
     def draft_seconds(self, batch: int, length: int) -> float:
+        """Seconds to draft chains of this length for a batch."""
         return _middle(self.drafts)(batch, length) if length else 0.0
 
     def tree_seconds(self, batch: int, nodes: int) -> float:
+        """Seconds to draft trees of this size for a batch."""
         return self.trees[batch, nodes].mean
 
 

@@ -110,10 +110,12 @@ class Summary:
 
     @property
     def num_close(self) -> int:
+        """The number of predictions that were close."""
         return self.num_predicted - len(self.misses)
 
     @property
     def worst_replay(self) -> Replayed | None:
+        """The replay that is furthest off; None if there is none."""
         return max(self.replays, key=lambda replay: replay.error, default=None)
 
 
@@ -141,6 +143,7 @@ def predicted(
 
 
 def is_close(prediction: Prediction, entry: Figures) -> bool:
+    """Whether a prediction is close to its measured value."""
     if entry.speedup is None:
         return False
     return abs(prediction.speedup.mean - entry.speedup.mean) <= CLOSE * entry.speedup.mean

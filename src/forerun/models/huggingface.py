@@ -233,8 +233,8 @@ class HuggingFaceModel(NotPickled):
             return self._forward(self._forward.tokens(text), 1, use_cache=False).logits[0, -1]
 
     def exact(self, text: Sequence[int]) -> Any:
-        """Logits (V,) like those of `fresh`, of the same weights, in float32; None of weights whose
-        products cannot be."""
+        """Logits (V,) like those of `fresh`, with the same weights but in float32; None where
+        products with rounded weights cannot be computed in float32."""
         if self._has_rounded_weights:
             return None
         forward = exact_forward(self.model)
@@ -242,8 +242,8 @@ class HuggingFaceModel(NotPickled):
             return forward(forward.tokens(text), 1, use_cache=False).logits[0, -1]
 
     def in_float32(self) -> Self | None:
-        """A copy that computes in float32, by the very code that this one runs; None where products
-        of rounded weights, or settings of torch's, stand against it."""
+        """A copy that computes in float32 with the same code; None where rounded weights, or
+        settings of torch, do not allow that."""
         other = deepcopy(self)
         other.model.float()
         return other if other.compute_dtype == "float32" else None

@@ -103,7 +103,9 @@ class BranchingNoise:
         addressing: Addressing = by_round,
         memory: Memory = (),
     ) -> None:
-        """first: the position that the round starts at.  memory: what earlier rounds know of
+        """Begin a path.
+
+        first: the position at which the round starts. memory: what earlier rounds know about
         numbers.
         """
         self.path = path

@@ -30,7 +30,7 @@ def sample(rng: Any, weights: HostArray) -> int:
 
 
 def owed(target: HostArray, draft: HostArray) -> HostArray:
-    """(p - q)+, or p where nothing is left of it."""
+    """The residual (p - q)+, or p where nothing is left of it."""
     part = np.maximum(target - draft, 0.0)
     return part if part.sum() > 1e-12 else target
 
@@ -61,7 +61,7 @@ def sharpened(row: HostArray, power: float) -> HostArray:
 
 
 def draw_from(change: Callable[[HostArray], HostArray]) -> Drawer:
-    """Draw from a changed law, report the unchanged one."""
+    """A drawer that draws from a changed law and reports the unchanged one."""
 
     def draw(model: Model, draft_length: int, rng: Any) -> tuple[list[int], Any]:
         """Draw each token after those before it."""
@@ -84,7 +84,7 @@ def draw_confident(model: Model, draft_length: int, rng: Any) -> tuple[list[int]
 
 
 def draw_one_row(model: Model, draft_length: int, rng: Any) -> tuple[list[int], Any]:
-    """All K tokens from the law of the first position, without replacement."""
+    """Draw all K tokens from the law of the first position, without replacement."""
     row = model(())
     weights, tokens = row.copy(), list[int]()
     for _ in range(draft_length):
@@ -96,7 +96,7 @@ def draw_one_row(model: Model, draft_length: int, rng: Any) -> tuple[list[int], 
 
 
 def from_argmax(row: HostArray) -> HostArray:
-    """All mass on the likeliest token."""
+    """A law with all mass on the likeliest token."""
     return np.asarray(np.eye(len(row))[int(np.argmax(row))])
 
 
@@ -282,7 +282,7 @@ class BlockAtOneAddress(Block):
     name: ClassVar[str] = "block, one address"
 
     def decide(self, trial: Trial, noise: Noise) -> tuple[Array, Array]:
-        """Decide by the rule that ships, with noise at one address."""
+        """Decide like the rule that ships, but with noise at one address."""
         return super().decide(trial, OneAddress(noise))
 
 
@@ -301,7 +301,7 @@ def drafts_by_position(purpose: Purpose, first: Any, slot: Any) -> tuple[Any, An
 
 
 def owed_law(law: HostArray, drawn: HostArray) -> HostArray:
-    """(P - q)+ as a law, or P where nothing is left of it."""
+    """The residual (P - q)+ as a law, or P where nothing is left of it."""
     part = owed(law, drawn)
     return np.asarray(part / part.sum())
 
@@ -393,7 +393,8 @@ def sample_per_path(tokens: Any, draft: Any, target: Any, rng: Any, tree: Tree) 
 
 
 def draw_reporting_row(how: Children) -> Drawer:
-    """Children drawn in one way, and reported as if each had been drawn from the whole row."""
+    """A drawer that draws children in one way, and reports that each was drawn from the whole
+    row."""
 
     def draw(model: Model, tree: Tree, rng: Any) -> tuple[list[int], Any]:
         """Draw the children of each node, and report for all the row that the first came from."""

@@ -58,7 +58,7 @@ def contextual(vocab_size: int, seed: int, *, zeros: float = 0.0, sharpness: flo
 
 
 def mixed(first: Model, second: Model, share: float) -> Model:
-    """share * first + (1 - share) * second, row by row."""
+    """A model whose rows are share * first + (1 - share) * second."""
     return _remember(lambda prefix: share * first(prefix) + (1 - share) * second(prefix))
 
 
@@ -74,7 +74,7 @@ def restricted(model: Model, parity: int) -> Model:
 
 
 def certain(model: Model) -> Model:
-    """All mass on the model's likeliest token."""
+    """A model with all mass on the likeliest token of another model."""
     return _remember(lambda prefix: np.eye(len(model(())))[int(np.argmax(model(prefix)))])
 
 
@@ -125,14 +125,15 @@ def edge_cases(seed: int = 0) -> Iterator[Case]:
     wide_p, wide_q = contextual(33, seed + 24), contextual(33, seed + 25)
 
     def sure_at(places: Iterable[int], model: Model) -> Model:
-        """Certain at these positions, where target and drafter agree."""
+        """A model that is certain at these positions, where target and drafter agree."""
         sure = np.array([1.0, 0.0])
         return _remember(lambda prefix: sure if len(prefix) in places else model(prefix))
 
     likeliest = int(np.argmax(wide_q(())))
 
     def wide_at(place: int, model: Model) -> Model:
-        """Uncertain at one position, and behind it where the drafter's likeliest token came."""
+        """A model that is uncertain at one position, and after it where the drafter's likeliest
+        token came."""
 
         def row(prefix: Prefix) -> HostArray:
             come = prefix[place:]
@@ -143,7 +144,7 @@ def edge_cases(seed: int = 0) -> Iterator[Case]:
         return _remember(row)
 
     def tied(*weights: float) -> Model:
-        """Rows with equal probabilities, in another order after each token."""
+        """A model of rows with equal probabilities, in another order after each token."""
         row = np.array(weights) / sum(weights)
         return _remember(lambda prefix: np.roll(row, sum(prefix) + len(prefix)))
 

@@ -172,7 +172,7 @@ def _round_of(
 
 
 class _OfFunction:
-    """The certificate of somebody's code: exact where its outcomes can be listed, else sampled.
+    """Certifies somebody's code: exactly where its outcomes can be listed, else by samples.
 
     Cases are followed for 40 seconds in all.  Those that are left are sampled, unless a fault was
     found already, and the certificate says why they could not be followed.
@@ -288,7 +288,7 @@ class _OfFunction:
 
 
 def _ended(tell: Progress) -> None:
-    """Erase the line of progress, where it is ours."""
+    """Erase the line of progress, if one was printed."""
     if isinstance(tell, Telling):
         tell.end()
 
@@ -365,7 +365,7 @@ def doubt(rule: Rule) -> None:
 
 
 def silent(case: str, done: int, total: int) -> None:
-    """Progress that nobody sees."""
+    """Show no progress."""
 
 
 class Telling:

@@ -51,7 +51,7 @@ class Precision:
 
     @property
     def bits(self) -> int:
-        """Of the format that the numbers must have been in.
+        """The bits of the format that the numbers must have been in.
 
         The longest significand of many float32 numbers has nearly all 24 bits; where all numbers
         are simple, such as 1/2, nothing is known and float64 is assumed.
@@ -75,7 +75,10 @@ class Chance:
     """One path through the outcomes: an rng whose answers are scripted and whose weight is kept."""
 
     def __init__(self, path: Path, weight: float = 1.0, precision: Precision | None = None) -> None:
-        """path: the answers to give.  weight: the chance of having come here."""
+        """Begin a path.
+
+        path: the answers to give. weight: the chance of having come here.
+        """
         self.path = path
         self.weight = weight
         self.precision = precision or Precision()
@@ -117,7 +120,7 @@ class Chance:
     def choice(
         self, a: Any, size: Any = None, replace: bool = True, p: Any = None, **how: Any
     ) -> Any:
-        """One of a (or of range(a)), or several of them, with chances p."""
+        """One option of a (or of range(a)), or several of them, with chances p."""
         self.num_uses += 1
         count = _few(int(a) if np.ndim(a) == 0 else len(a), "options to choose from")
         REAL.choice(a, size, replace, p, **how)
@@ -164,7 +167,7 @@ class Chance:
         return int(self.split(float(p)))
 
     def picks(self, chances: list[float], count: int, replace: bool = True) -> list[int]:
-        """Several options, one after the other."""
+        """Several options, chosen one after the other."""
         left, places = list(chances), list[int]()
         for _ in range(count):
             places.append(self.pick(left))
@@ -173,7 +176,7 @@ class Chance:
         return places
 
     def pick(self, chances: list[float]) -> int:
-        """An option, by its chance; impossible ones are not followed."""
+        """An option, drawn by its chance; impossible options are not followed."""
         possible = [index for index, chance in enumerate(chances) if chance > 0]
         if not possible:
             raise CannotEnumerate("a choice among options of chance 0")

@@ -111,7 +111,7 @@ def expected_accepted(
 def rule_step(
     rule: str | Rule, target: Model, draft: Model, drawn: str, addressing: Addressing = by_round
 ) -> RuleStep:
-    """One round of a rule, by names."""
+    """One round of a rule, which is given by its name."""
     return RuleStep(rules.get(rule), target, draft, way_of_drawing(drawn), addressing)
 
 
@@ -160,7 +160,8 @@ class RuleStep:
         met = tuple(item for item in memory if item[0].purpose is not Purpose.DRAFT)
 
         def run(path: Path) -> tuple[Any, Any, BranchingNoise]:
-            """The rule on one path: where it stops, the token after, and the noise that it met."""
+            """The rule on one path: where it stops, the token after that, and the noise that it
+            met."""
             noise = BranchingNoise(path, len(drafts), first, self.addressing, met)
             return *self.rule.decide(trial, noise), noise
 
@@ -203,7 +204,7 @@ class RuleStep:
 
 
 def way_of_drawing(drawn: str) -> Children:
-    """The way of that name."""
+    """The way of drawing that has this name."""
     names = [how.value for how in Children]
     if drawn not in names:
         cure = f"Use one of {', '.join(map(repr, names))}."

@@ -158,7 +158,8 @@ def join(place: Place) -> Wire:
 
 
 def _knows(hello: Mapping[str, Any], secret: str) -> bool:
-    """Whether a first message contains the secret, compared in constant time."""
+    """Whether the first message of a rank contains the secret; the comparison takes constant
+    time."""
     return hmac.compare_digest(str(hello.get("secret")), secret)
 
 

@@ -128,7 +128,9 @@ class Rule(Protocol):
     """An acceptance rule.  Hyper-parameters are frozen fields; there is no state."""
 
     @property
-    def name(self) -> str: ...
+    def name(self) -> str:
+        """The name by which `verify` and the command line know the rule."""
+        ...
 
     @property
     def lossless(self) -> bool:

@@ -289,7 +289,8 @@ def _kth(scores: HostArray, k: int) -> float:
 
 
 def _edge(law: Law, top_p: float) -> float:
-    """The lowest score in the nucleus: the fewest likeliest tokens with top_p of the mass.
+    """The lowest score in the nucleus, which consists of the fewest likeliest tokens with top_p of
+    the mass.
 
     Tokens with less than (1 - top_p) / V of the mass have less than 1 - top_p together, so none of
     them is in the nucleus, and only the others are sorted.

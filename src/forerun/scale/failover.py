@@ -29,7 +29,7 @@ GRACE = 1.0
 
 
 class Replicas(Protocol):
-    """Brings work to a replica and its messages back."""
+    """Carries work to a replica, and its messages back."""
 
     def answer(self, work: Work) -> AsyncIterator[Message | Refusal | Beat]:
         """The messages of one answer, from any replica; closing the iterator ends the answer.

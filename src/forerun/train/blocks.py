@@ -24,7 +24,7 @@ DECAY = math.exp(-1 / 4)  # of the weights of later guesses, as published for DF
 
 @dataclass
 class Blocks:
-    """The course of a network that makes all its guesses in one pass."""
+    """The training of a network that makes all its guesses in one pass."""
 
     network: BlockNetwork
     teacher: Teacher

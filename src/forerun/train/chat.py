@@ -10,7 +10,8 @@ MARKS = ("@first@", "@second@", "@third@")
 
 @dataclass(frozen=True)
 class Chat:
-    """A tokenizer, and the texts between turns; all empty for a model without a template."""
+    """A tokenizer, and the texts that the model's template puts around messages; they are empty for
+    a model without a template."""
 
     tokenizer: Any
     opening: str  # before the first thing the user says

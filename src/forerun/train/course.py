@@ -16,7 +16,7 @@ from forerun.train.teacher import Batch, Teacher
 
 
 class Course(Protocol):
-    """One kind of network in training."""
+    """How one kind of network is trained."""
 
     @property
     def network(self) -> Any: ...
@@ -45,7 +45,8 @@ class Recipe(Protocol):
     def kind(self) -> str: ...
 
     def design(self, config: Any, num_tokens: int, mlp_size: int | None, mask_token: int) -> Design:
-        """For a target of this transformers configuration.  mask_token: one that is never said."""
+        """The design for a target with this transformers configuration. mask_token: a token that is
+        never said."""
         ...
 
     def network(self, design: Any) -> Any:
@@ -59,7 +60,7 @@ class Recipe(Protocol):
         ...
 
     def in_words(self) -> str:
-        """The choices as the card has them."""
+        """The choices in the words of the drafter's page."""
         ...
 
 

@@ -40,7 +40,7 @@ def check_disk(folder: Path, design: Design, num_answer_tokens: int) -> None:
 
 
 def check_prompts(chat: Chat, prompts: Sequence[str], context: int) -> None:
-    """Refuse prompts of which none leaves room for an answer."""
+    """Refuse prompts if all of them are so long that no answer fits."""
     if not any(len(chat.ask(prompt)) + SHORTEST <= context for prompt in prompts):
         wrong = f"No prompt leaves room for an answer in {context} tokens."
         cure = "Shorten the prompts, or add short ones."

@@ -51,7 +51,7 @@ class Batch:
 
 
 def _placed(array: HostArray, device: Any) -> Tensor:
-    """A copy on the device; for a GPU one that the host does not wait for."""
+    """A copy on the device; the host does not wait for a copy to a GPU."""
     tensor = torch.from_numpy(array)
     if torch.device(device).type == "cuda":
         return tensor.pin_memory().to(device, non_blocking=True)
@@ -59,7 +59,7 @@ def _placed(array: HostArray, device: Any) -> Tensor:
 
 
 def run_lengths(flags: np.ndarray[Any, np.dtype[np.bool_]]) -> HostArray:
-    """How many flags in a row are set up to each place, (L,): 0 1 1 0 1 gives 0 1 2 0 1."""
+    """The number of consecutive set flags up to each place, (L,): 0 1 1 0 1 gives 0 1 2 0 1."""
     counts = np.cumsum(flags)
     return np.asarray(counts - np.maximum.accumulate(np.where(flags, 0, counts)))
 
@@ -75,7 +75,8 @@ class Teacher:
         self.to_draft[draft_tokens] = torch.arange(len(draft_tokens), device=self.to_draft.device)
 
     def watch(self, tokens: Tensor) -> tuple[Tensor, Tensor]:
-        """Hidden states after the watched layers (B, L, F), and after the last (B, L, D)."""
+        """The hidden states after the watched layers, (B, L, F), and after the last layer, (B, L,
+        D)."""
         with torch.no_grad(), without_cudnn_attention():
             output = self.model.base_model(
                 input_ids=tokens, use_cache=False, output_hidden_states=True

@@ -33,7 +33,7 @@ STEP_WEIGHTS = {"fading": StepWeights(0.8, 1.0), "reached": StepWeights(0.9, 0.2
 
 @dataclass
 class Unrolled:
-    """The course of a network that goes on from its own outputs."""
+    """The training of a network that continues from its own outputs."""
 
     network: Network
     teacher: Teacher
@@ -70,7 +70,7 @@ class Unrolled:
 
 @dataclass(frozen=True)
 class HeadsRecipe:
-    """One layer that goes on from its own outputs."""
+    """A drafter of one layer that continues from its own outputs."""
 
     num_unrolled: int
     later_steps: str  # how they are weighted

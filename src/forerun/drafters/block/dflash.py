@@ -74,7 +74,7 @@ class PublishedBlock:
 
 
 def load(folder: Path) -> PublishedBlock:
-    """The draft model in a folder; raises for what it cannot be read as."""
+    """Read the draft model in a folder; raises for one that cannot be read as DFlash."""
     described = description_of(folder)
     kind = kind_of(folder, described)
     if kind != KIND:

@@ -115,7 +115,7 @@ class Published:
 
 
 def load(folder: Path) -> Published:
-    """The head in a folder; raises for what it cannot be read as."""
+    """Read the head in a folder; raises for one that cannot be read as EAGLE-3."""
     described = description_of(folder)
     kind = kind_of(folder, described)
     if kind != KIND:

@@ -77,7 +77,8 @@ class Layer(nn.Module):  # type: ignore[misc]
         return turns.cos() * factor, turns.sin() * factor
 
     def add(self, residual: Tensor, attended: Tensor) -> Tensor:
-        """The layer's output (..., D) where its heads gathered attended (..., H * d)."""
+        """The layer's output (..., D) for the attention output of its heads, attended (..., H *
+        d)."""
         hidden = residual + self.output(attended)
         gate, up = self.gate_up(self.norm_mlp(hidden)).chunk(2, -1)
         finished: Tensor = hidden + self.down(nn.functional.silu(gate) * up)
@@ -113,7 +114,7 @@ class Network(Layer):
         self.head = nn.Linear(width, design.num_tokens, bias=False)
 
     def features(self, hidden: Tensor) -> Tensor:
-        """f (..., D) of the target's hidden states (..., F)."""
+        """The features f (..., D) of the target's hidden states (..., F)."""
         fused: Tensor = self.fuse(self.norm_layers(hidden) if self.design.norm_parts else hidden)
         return fused
 
@@ -125,7 +126,7 @@ class Network(Layer):
         return self.split(joined, cos, sin)
 
     def finish(self, features: Tensor, attended: Tensor) -> Tensor:
-        """h (..., D) of entries after the first layer; attended: (..., H * d)."""
+        """The hidden states h (..., D) of entries after the first layer; attended: (..., H * d)."""
         residual = self.norm_feature(features) if self.design.norms_residual else features
         return self.add(residual, attended)
 
@@ -148,7 +149,7 @@ class Network(Layer):
 
 
 def spread(product: nn.Linear, size: float) -> None:
-    """Random weights that make outputs of this size from inputs of size one."""
+    """Random weights that turn inputs of size one into outputs of this size."""
     nn.init.normal_(product.weight, std=size / math.sqrt(product.in_features))
 
 
@@ -165,7 +166,8 @@ def balance(norm: RMSNorm, hidden: Tensor) -> None:
 
 
 class RMSNorm(nn.Module):  # type: ignore[misc]
-    """Each of `parts` equal pieces of the last axis is scaled to length one and weighted."""
+    """A norm that scales each of `parts` equal pieces of the last axis to length one, and weighs
+    it."""
 
     def __init__(self, parts: int, width: int, eps: float) -> None:
         super().__init__()

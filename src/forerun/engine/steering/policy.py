@@ -220,8 +220,8 @@ class PayingPolicy:
         return sorted(drafters, key=lambda who: drafters[who].asking.curve(2))
 
     def _gain(self, row: int, who: int, num_rows: int, plain: float) -> float:
-        """Tokens that asking gains, less those that could be made in its time if all rows ask.  The
-        dearer an ask, the fewer of them a hope outweighs."""
+        """The tokens that asking a drafter gains, less those that could be made in the same time,
+        if all rows ask. The dearer an ask is, the more its gain has to be certain."""
         ledger, own = self.ledger, self._requests[row][who]
         earned = ledger.drafters[who]
         size = own.size.within(earned.size.within(2.0, 1.0), ENOUGH)
@@ -346,8 +346,8 @@ class PayingPolicy:
             earned.num_verified += 1
 
     def _chances(self, rows: Sequence[int], drafts: Sequence[Proposal]) -> list[Sequence[float]]:
-        """How likely each guess is to be kept, by row; values say nothing under a rule with
-        coins."""
+        """The chance of each guess to be kept, by row; a drafter's stated values are ignored under
+        a rule with coins."""
         shift, found = self.ledger.drafters[0].shift, []
         for row, draft in zip(rows, drafts, strict=True):
             stated = replace(draft, values=None) if self._has_coins else draft

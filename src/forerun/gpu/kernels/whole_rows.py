@@ -39,7 +39,8 @@ def embed(
     embedding, ids, norm, x, normed, squares, scale, UNIT: tl.constexpr, K: tl.constexpr,
     KP: tl.constexpr, P: tl.constexpr, NORM: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """One program per token: its row of the embedding, and what the norm after it needs."""
+    """Write the embedding row of each token, and the inputs of the norm after it; one program per
+    token."""
     token = tl.program_id(0)
     k = tl.arange(0, KP)
     if PDL:
@@ -58,8 +59,8 @@ def add_rows(
     K: tl.constexpr, KP: tl.constexpr, P: tl.constexpr, PARTS: tl.constexpr, AFTER: tl.constexpr,
     NORM: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """x (M, K) = residual + gain * the rows `added`, normalised if AFTER, and what the norm after
-    it needs; one program per token.
+    """x (M, K) = residual + gain * the rows `added`, normalised if AFTER, together with the inputs
+    of the norm after it; one program per token.
 
     If PARTS, a token has so many rows, which weigh parts (M, PARTS) and are added up in order.
     residual: not of the kernel before this one.
@@ -89,7 +90,8 @@ def add_rows(
 
 @triton.jit
 def final_norm(x, norm, y, stride, eps, UNIT: tl.constexpr, K: tl.constexpr, KP: tl.constexpr):
-    """y (·, stride) = the normalised x (M, K), one program per token; for those who read states."""
+    """y (·, stride) = the normalised x (M, K), for readers of hidden states; one program per
+    token."""
     token = tl.program_id(0)
     k = tl.arange(0, KP)
     values = tl.load(x + token * K + k, mask=k < K, other=0.0).to(tl.float32)

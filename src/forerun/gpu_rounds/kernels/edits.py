@@ -15,7 +15,8 @@ SEEN = tl.constexpr(1 << 24)
 
 @triton.jit
 def _before(row, lane, drafted, depths, num_rows, first, stride, PER_ROW: tl.constexpr):
-    """How many drafted tokens come before a row of logits, and where they stand."""
+    """The number of drafted tokens before a row of logits, and the rows where these tokens
+    stand."""
     if PER_ROW:
         return tl.load(depths + row), drafted + row * stride
     return first + row % num_rows, drafted + lane * stride
@@ -38,7 +39,7 @@ def penalise(
     BLOCK: tl.constexpr,
     PER_ROW: tl.constexpr,
 ):
-    """Bias, then the repetition penalty, then those of presence and frequency."""
+    """Apply the bias, then the repetition penalty, then the presence and frequency penalties."""
     row = tl.program_id(0)
     lane = row // num_rows
     if tl.load(is_edited + lane) == 0:
@@ -108,7 +109,8 @@ def note(
     accepted, extra, fault, drafts, rows, remaining, is_edited, num_words, counts, tails,
     K: tl.constexpr, V: tl.constexpr, TAIL: tl.constexpr, WIDE: tl.constexpr,
 ):  # fmt: skip
-    """Count what a round has emitted, one program a lane: before the lanes are moved on."""
+    """Count the tokens that a round has emitted; one program per lane, launched before the lanes
+    are moved on."""
     lane = tl.program_id(0)
     used = (tl.load(remaining + lane) > 0) & (tl.load(rows + lane) >= 0)
     used = used & (tl.load(fault + lane) == 0)

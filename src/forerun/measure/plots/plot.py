@@ -65,7 +65,7 @@ def whisker(axes: Any, x: float, interval: Interval, colour: str) -> None:
 
 
 def label_ends(axes: Any, ends: Sequence[tuple[float, str, str]]) -> None:
-    """Names at the right of the axes, at the heights (y, name, colour) of their lines' ends.
+    """Write names at the right of the axes, at the heights (y, name, colour) of their lines' ends.
 
     Names that would overlap are moved apart by as little as possible; their order is kept.
     """

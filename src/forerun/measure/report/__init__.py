@@ -151,7 +151,8 @@ def inline(plot: Plot, number: int) -> str:
 
 
 def _attribute(text: str) -> str:
-    """Our colours as variables; no fonts, no digits beyond a hundredth, no line breaks."""
+    """Replace our colours by variables, and leave out fonts, line breaks and digits beyond a
+    hundredth."""
     for colour, variable in VARIABLES.items():
         text = re.sub(colour, f"var(--{variable})", text, flags=re.IGNORECASE)
     text = re.sub(r" ?font-family:[^;\"]*;?", "", text)

@@ -12,7 +12,7 @@ from forerun.engine.results import Generation, Piece, TokenLogprob
 
 @dataclass(frozen=True)
 class Speculation:
-    """How a request is drafted for.  Under `match` none of it changes the text.
+    """How drafts are made for a request. Under `match` none of it changes the text.
 
     drafter: one of the names the server was started with; None for its first.
     rule: None for the server's own.
@@ -81,7 +81,7 @@ class ScoredReply(Reply, Protocol):
 
 
 class Route(Protocol):
-    """One of OpenAI's routes."""
+    """A route of the server that reads requests and words replies."""
 
     path: str
 

@@ -121,7 +121,7 @@ async def _tell(query: Query, request: Request) -> Response:
 async def _ask(
     path: str, models: Models, bounds: Bounds, bodies: Bodies, asking: Worker, request: Request
 ) -> Response:
-    """The answer to a query with a body, which counts as a request of its key."""
+    """The response to a query with a body, which counts as a request of its key."""
     key: Key = request.scope["state"]["key"]
     owner, most = owner_of(request.scope), bounds.max_values
     with key.quota.entering():
@@ -138,7 +138,7 @@ def _answer(query: Query, body: Mapping[str, Any]) -> Response:
 
 
 def _about(models: Models, watcher: Watcher) -> list[BaseRoute]:
-    """How the server is, and its models."""
+    """Routes about the state of the server, and about its models."""
 
     async def health(request: Request) -> Response:
         return json_response({"status": "ok"})
@@ -201,13 +201,14 @@ ABSENT = {
 
 
 def _absent(path: str) -> str | None:
-    """What a path would give on another server that knows it."""
+    """A description of what a path would do on another server that has it; None for unknown
+    paths."""
     first = path.strip("/").removeprefix("v1/").partition("/")[0]
     return ABSENT.get(first)
 
 
 async def _unknown(request: Request, error: Exception) -> Response:
-    """A path or a method that there is not, in the shape of every other error."""
+    """The response to an unknown path or method, in the shape of every other error."""
     assert isinstance(error, HTTPException)
     if error.status_code == 405:
         allowed = (error.headers or {}).get("Allow", "another method")
@@ -243,7 +244,7 @@ PAGE_HEADERS = {
 
 
 def page_routes() -> list[Path]:
-    """index.html at /, the others at /page/NAME."""
+    """Routes of the page: index.html at /, its other files at /page/NAME."""
     folder = files("forerun.serve.http") / "page"
     found = sorted(folder.iterdir(), key=lambda file: file.name) if folder.is_dir() else []
     return [

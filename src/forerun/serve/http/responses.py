@@ -52,7 +52,7 @@ class ReaderGoneError(Exception):
 
 
 def events(contents: Iterable[Mapping[str, Any]]) -> bytes:
-    """Events in the form they are sent in; one with a type is named after it."""
+    """Events as bytes to be sent; an event with a type is named after it."""
     lines = []
     for content in contents:
         if isinstance(name := content.get("type"), str):

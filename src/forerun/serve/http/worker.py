@@ -25,9 +25,11 @@ class _Waiter:
 
 
 class Turns:
-    """An owner's turns are due one after the other, each when the seconds of those before it are
-    over, and none before the present turn was.  The next turn is the one that is due first: an
-    owner who comes anew goes before one who has taken much.  When nobody waits, all is forgotten.
+    """Turns that are shared fairly between owners.
+
+    An owner's turns are due one after the other, each when the seconds of those before it are over,
+    and none before the present turn was. The next turn is the one that is due first: a new owner
+    goes before one who has taken much. When nobody waits, all of this is forgotten.
     """
 
     def __init__(self) -> None:

@@ -204,7 +204,7 @@ class MapOf:
         }
 
     def schema(self) -> Schema:
-        """An object of any keys, within the bounds."""
+        """The JSON Schema of an object with any keys, within the bounds."""
         schema: Schema = {
             "type": "object",
             "additionalProperties": self.item.schema(),

@@ -155,7 +155,7 @@ def _weights(model: Any) -> list[str]:
 def _all_told(
     told: Callable[[tuple[str, Any]], str], pairs: Iterable[tuple[str, Any]]
 ) -> list[str]:
-    """In their order, several at once."""
+    """The results in their order, computed several at once."""
     with ThreadPoolExecutor() as workers:
         return list(workers.map(told, pairs))
 

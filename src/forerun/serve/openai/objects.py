@@ -106,7 +106,7 @@ class Tagged:
         return {"anyOf": [self._option(name, option) for name, option in self.options.items()]}
 
     def _option(self, name: str, option: Object) -> Schema:
-        """One of the objects, with its tag."""
+        """The schema of one of the objects, with its tag."""
         schema = option.schema()
         tag: Schema = {"const": name} if name != self.default else {"enum": [name, None]}
         required = [self.tag] if name != self.default else []

@@ -127,7 +127,7 @@ PREFIX: Schema = {
 
 
 class Described(Protocol):
-    """What is asked with a body that a table of fields describes."""
+    """A route whose body is described by a table of fields."""
 
     path: str
     body: Object
@@ -208,7 +208,8 @@ def _get(
     kinds: Sequence[str] = (JSON,),
     is_probe: bool = False,
 ) -> dict[str, Any]:
-    """is_probe: what is not well is told in the same shape."""
+    """The description of a route without a body; is_probe: bad news has the same shape as good
+    news."""
     answer = {"description": "The answer.", "content": {kind: {"schema": schema} for kind in kinds}}
     unwell = {"503": {**answer, "description": REFUSALS["503"]}} if is_probe else {}
     operation: dict[str, Any] = {

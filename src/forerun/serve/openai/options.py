@@ -107,7 +107,7 @@ def sampling_fields(offer: Offer) -> dict[str, Field]:
 
 
 def _usable(entry: Field, name: str, value: float) -> Any:
-    """A default of the model's, which must be something that a client could ask for."""
+    """A default of the model's, as far as a client could ask for the same value."""
     try:
         return entry.kind.check(value, name)
     except ApiError as error:
@@ -147,7 +147,8 @@ def speculation_of(fields: Mapping[str, Any]) -> Speculation:
 def options_of(
     fields: Mapping[str, Any], sampling: Sampling, max_new_tokens: int, logprobs: int | None
 ) -> AnswerOptions:
-    """The options of an answer that all routes read alike, and three that they do not."""
+    """The options of an answer that all routes read alike, and three further ones that they read
+    differently."""
     asked = fields["speculation"]
     length = asked.get("draft_length") if isinstance(asked, Mapping) else None
     return AnswerOptions(
@@ -211,6 +212,7 @@ def check_model(offer: Offer, name: str | None) -> None:
 
 
 def check_choices(offer: Offer, num_prompts: int, n: int) -> None:
+    """Refuse a request for more choices than the server gives."""
     most = offer.limits.max_choices
     if num_prompts * n > most:
         received = f"{num_prompts} x {n}"
@@ -218,7 +220,7 @@ def check_choices(offer: Offer, num_prompts: int, n: int) -> None:
 
 
 def tokens_of(offer: Offer, prompt: Any, where: str) -> list[int]:
-    """The tokens of a text or of ids, or why there are none."""
+    """The tokens of a text or of ids; an `ApiError` if they are refused."""
     if isinstance(prompt, str):
         check_length(offer, prompt, where)
     try:
@@ -265,7 +267,7 @@ def stream_options() -> Field:
 
 
 def counts_of(fields: Mapping[str, Any]) -> dict[str, bool]:
-    """What counts an `Ask` wants; options without what they are options of are refused."""
+    """What an `Ask` is to count; options without the option that they belong to are refused."""
     options = fields["stream_options"]
     if options is None:
         return {}

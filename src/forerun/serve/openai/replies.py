@@ -16,7 +16,8 @@ LEAST_LOGPROB = -9999.0  # what OpenAI writes for a token that cannot come
 
 
 class Words:
-    """The bytes of single tokens, which need not be whole characters."""
+    """Turns tokens into the texts and bytes that replies show; a token need not be whole
+    characters."""
 
     def __init__(self, tokenizer: Any) -> None:
         self.bytes = partial(token_bytes, tokenizer)
@@ -58,7 +59,7 @@ class Words:
         }
 
     def _table(self, entry: TokenLogprob) -> dict[str, float]:
-        """The likeliest tokens and the one that came; of two with one text the likelier."""
+        """The likeliest tokens and the one that came; of two with the same text, the likelier."""
         table: dict[str, float] = {}
         for token, logprob in (*entry.top, (entry.token, entry.logprob)):
             table.setdefault(self.text(token), max(logprob, LEAST_LOGPROB))
@@ -149,7 +150,8 @@ def speculation(offer: Offer, ask: Ask, answers: Sequence[Generation]) -> dict[s
 
 
 class Track:
-    """The tokens of one choice as they come: where in the text each begins, and its own part.
+    """The tokens of one choice as they come: the place of each in the text, and its own part of the
+    text.
 
     It reads the tokens as the engine's own text does, so a part of a token's text appears when
     the engine shows it: not before a character is complete, nor while a stop string may begin.
@@ -170,7 +172,8 @@ class Track:
         *,
         final: bool,
     ) -> tuple[list[int], list[dict[str, Any]]]:
-        """Offsets of the tokens, and parts: {"text", "fate", "logprob" where asked for}."""
+        """The offsets of the tokens, and their parts: {"text", "fate", "logprob" where asked
+        for}."""
         if not self._is_on:
             return [], []
         self._fates += fates

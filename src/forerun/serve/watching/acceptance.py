@@ -44,6 +44,7 @@ class _Kind:
 
     @property
     def alarm(self) -> Direction | None:
+        """The direction in which enough recent answers were unusual; None if there is none."""
         for direction in DIRECTIONS:
             if self.marks.count(direction) >= NEEDED:
                 return direction
@@ -58,7 +59,8 @@ class Acceptance:
 
     @property
     def alarm(self) -> Direction | None:
-        """Whether answers of late had far less or far more of their guesses accepted."""
+        """The way in which acceptance has been unusual of late, far too low or far too high; None
+        if it is usual."""
         return next((alarm for kind in self._kinds.values() if (alarm := kind.alarm)), None)
 
     def judge(self, name: str, judged: int, accepted: int) -> Direction | None:
@@ -81,7 +83,7 @@ class Acceptance:
 
 
 def outside(usual: deque[tuple[int, int]], judged: int, accepted: int) -> Direction | None:
-    """Whether so many accepted guesses are hardly ever so few, or so many, usually.
+    """The direction in which a count of accepted guesses is far from the usual; None if it is not.
 
     usual: (judged, accepted) of earlier answers.
     """
@@ -101,7 +103,7 @@ def outside(usual: deque[tuple[int, int]], judged: int, accepted: int) -> Direct
 
 
 def _tail(n: int, most: int, alpha: float, beta: float) -> float:
-    """The chance of at most so many out of n, when each has a chance drawn from a beta law."""
+    """The chance of at most this many successes out of n whose chance is drawn from a beta law."""
     whole = lgamma(n + 1) + lgamma(alpha + beta) - lgamma(alpha) - lgamma(beta)
     whole -= lgamma(n + alpha + beta)
     return sum(
