@@ -24,11 +24,11 @@ from forerun.base.arrays import (
     upcast,
 )
 from forerun.base.errors import InputError, UnsupportedError, explain, shown_by
+from forerun.base.on_device import are_on, fits, is_on_device
 from forerun.noise.philox import check_seeds
 from forerun.noise.race import folds, seed_key
 from forerun.rules import refusals
 from forerun.rules.base import CounterNoise, Rule, Trial
-from forerun.rules.on_device import covers
 from forerun.rules.rows import Dense, Logits, Points, Rows, SparseRows
 from forerun.rules.types import Draft, Drawn, Sparse, Verdict
 from forerun.trees.tree import Tree
@@ -63,7 +63,7 @@ def verify(
     check: "read" checks what the rule reads, "all" reads and checks everything first.
     """
     rule = rules.trusted(rule)
-    by_kernels = covers(refusals.as_draft(draft), target_logits, rule, check)
+    by_kernels = _kernels_decide(refusals.as_draft(draft), target_logits, rule, check)
     tables = target_probs, target_logits
     trial = prepare(draft, *tables, temperature, rule, check, read=not by_kernels)
     num_rows, device = trial.tokens.shape[0], compat.device(trial.tokens)
@@ -316,3 +316,20 @@ def _check_all(trial: Trial) -> None:
             there = trial.everyone[rows]
             if table is not None and there.shape[0]:
                 table.take(there, trial.xp.full_like(there, slot))
+
+
+def _kernels_decide(draft: Draft, target_logits: Array | None, rule: Rule, check: str) -> bool:
+    """Whether `forerun.kernels.decide_trial` can decide a round.
+
+    That takes CUDA tensors of logits, a rule that has kernels, and, for rules that divide by the
+    draft's law, a law that is a point mass or given as logits.
+    """
+    if check != "read" or not is_on_device(target_logits) or not fits(target_logits):
+        return False
+    if not are_on():
+        return False
+    if type(rule) is rules.Match:
+        return True
+    if type(rule) not in (rules.Ratio, rules.Block):
+        return False
+    return draft.drawn is Drawn.POINT or (draft.drawn is Drawn.SAMPLED and fits(draft.logits))

@@ -18,9 +18,10 @@ from talking import offer_of, refusal, talker
 
 from forerun.serve.admission.errors import ApiError
 from forerun.serve.http import requests
-from forerun.serve.http.requests import Bounds, parse_object
+from forerun.serve.http.requests import Bounds
 from forerun.serve.http.worker import Turns
 from forerun.serve.openai.fields import Whole
+from forerun.serve.openai.objects import parse_object
 from forerun.serve.openai.routes.chat import Chat
 from forerun.serve.openai.routes.completions import Completions
 from forerun.serve.openai.routes.queries import Detokenize, Tokenize

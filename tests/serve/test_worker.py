@@ -12,9 +12,10 @@ from talking import offer_of
 
 from forerun.serve.admission.errors import ApiError
 from forerun.serve.http import answering
-from forerun.serve.http.requests import Bounds, parse_object
+from forerun.serve.http.requests import Bounds
 from forerun.serve.http.worker import MOST_STUCK, Worker
 from forerun.serve.openai.formats import compiled
+from forerun.serve.openai.objects import parse_object
 from forerun.serve.openai.options import check_length, tokens_of
 from forerun.serve.openai.templates import chat_tokens
 

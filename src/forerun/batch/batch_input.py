@@ -18,7 +18,7 @@ from forerun.base.errors import InputError, explain
 from forerun.batch.lines import BadLine, BatchRequest, seed_of
 from forerun.batch.parquet import parquet_rows
 from forerun.serve.admission.errors import ApiError
-from forerun.serve.http.requests import parse_object
+from forerun.serve.openai.objects import parse_object
 
 URLS = ("/v1/chat/completions", "/v1/completions", "/v1/responses")
 BATCH_KEYS = frozenset({"custom_id", "method", "url", "body"})

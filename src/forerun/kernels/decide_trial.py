@@ -1,4 +1,4 @@
-"""Decides a trial by kernels: the twin of `Rule.decide` for what `forerun.rules.on_device` covers.
+"""Decides a trial by kernels: the twin of `Rule.decide` for the trials that `verify` hands over.
 
 The kernels check contents where they read them, and the faults they report come back with the
 result in one synchronisation.

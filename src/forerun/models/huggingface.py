@@ -14,6 +14,7 @@ from weakref import ref
 import torch
 
 from forerun.base.errors import InputError, UnsupportedError, explain, warn
+from forerun.base.on_device import can_decide
 from forerun.models.agreement import Probe
 from forerun.models.attention import layer_kinds
 from forerun.models.base import (
@@ -33,7 +34,6 @@ from forerun.models.forward import Forward, exact_forward
 from forerun.models.rounded import Bits, rounded_copy
 from forerun.models.snapshot import RecomputeRows, SnapshotRows
 from forerun.models.trial_results import LOCK, Findings
-from forerun.rules.on_device import can_decide
 
 # Rotary tables that are rebuilt when a text outgrows the original context: past it, the scores of
 # a text depend on what shares the pass with it.

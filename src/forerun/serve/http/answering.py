@@ -20,7 +20,7 @@ from forerun.serve.admission.errors import ApiError
 from forerun.serve.admission.keys import Key
 from forerun.serve.admission.scoring import LeftError, prompt_logprobs
 from forerun.serve.http.models import Models, Served
-from forerun.serve.http.requests import Bodies, Bounds, parse_object
+from forerun.serve.http.requests import Bodies, Bounds
 from forerun.serve.http.responses import (
     DONE,
     PING,
@@ -32,6 +32,7 @@ from forerun.serve.http.responses import (
     with_pauses,
 )
 from forerun.serve.http.worker import Worker, owner_of
+from forerun.serve.openai.objects import parse_object
 
 
 class Answering:

@@ -25,9 +25,10 @@ from forerun.serve.admission.keys import Key, Keys
 from forerun.serve.http.answering import Answering
 from forerun.serve.http.guard import Guard
 from forerun.serve.http.models import Models
-from forerun.serve.http.requests import Bodies, Bounds, parse_object
+from forerun.serve.http.requests import Bodies, Bounds
 from forerun.serve.http.responses import error_response, json_response
 from forerun.serve.http.worker import Worker, owner_of
+from forerun.serve.openai.objects import parse_object
 from forerun.serve.openai.routes import Query
 from forerun.serve.watching.logs import ResponseLog
 from forerun.serve.watching.roles import Watcher

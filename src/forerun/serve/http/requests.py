@@ -3,20 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import time
 import zlib
-from collections.abc import AsyncIterator, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+
+from starlette.requests import Request
 
 from forerun.serve.admission.errors import ApiError, overloaded
 from forerun.serve.http.worker import Turns
-
-if TYPE_CHECKING:  # batch jobs parse lines with this file, and need no server
-    from starlette.requests import Request
-
-
-from dataclasses import dataclass
+from forerun.serve.openai.objects import no_json
 
 
 @dataclass(frozen=True)
@@ -105,59 +101,6 @@ class Bodies:
             raise overloaded(message) from error
 
 
-def parse_object(body: bytes, max_values: int | None = None) -> dict[str, Any]:
-    """Parse a JSON object; anything that JSON gives no meaning to is refused.
-
-    max_values: a body that holds more, each text, list and object counted as `WEIGHT`, is refused
-    before it is parsed.
-    """
-    if max_values is not None and _has_more_values(body, max_values):
-        message = (
-            f"The body holds more than the {max_values} JSON values that this server reads; a "
-            f"text, a list and an object count as {WEIGHT}."
-        )
-        raise ApiError(message, code="too_many_values")
-    try:
-        parsed = json.loads(
-            body.decode("utf-8"), parse_constant=_no_constant, object_pairs_hook=_without_repeats
-        )
-        if b"\\u" in body:
-            json.dumps(parsed, ensure_ascii=False).encode("utf-8")  # no halves of characters
-    except RecursionError as error:
-        raise _no_json("it is nested too deeply") from error
-    except UnicodeEncodeError as error:
-        raise _no_json("a text in it has a lone surrogate, half of a character") from error
-    except UnicodeDecodeError as error:
-        raise _no_json("it is no UTF-8") from error
-    except json.JSONDecodeError as error:
-        raise _no_json(f"{error.msg} at character {error.pos}") from error
-    except ValueError as error:  # a number with thousands of digits
-        raise _no_json("a number in it is too long") from error
-    if not isinstance(parsed, dict):
-        raise _no_json("it is no object")
-    return parsed
-
-
-WEIGHT = 4
-"""Numbers that take as long to read as one text, list or object."""
-
-
-def _has_more_values(body: bytes, most: int) -> bool:
-    """Whether a body holds more values than this, counted by its punctuation in a few
-    milliseconds."""
-    if _weight(body, body.count(b'"') // 2) <= most:
-        return False
-    if b"\\" in body:
-        body = body.replace(b"\\\\", b"").replace(b'\\"', b"")
-    num_texts = body.count(b'"') // 2
-    return WEIGHT * num_texts > most or _weight(b"".join(body.split(b'"')[::2]), num_texts) > most
-
-
-def _weight(signs: bytes, num_texts: int) -> int:
-    num_nested = signs.count(b"[") + signs.count(b"{")
-    return signs.count(b",") + WEIGHT * (num_texts + num_nested)
-
-
 def _check_content_type(header: str) -> None:
     """Refuse other content types. This also keeps out web pages of other origins, because browsers
     ask before they send JSON."""
@@ -187,12 +130,12 @@ def _unpacked(body: bytes, most: int) -> bytes:
         try:
             parts.append(member.decompress(body, most - size + 1))
         except zlib.error as error:
-            raise _no_json("it is no gzip, which its Content-Encoding says") from error
+            raise no_json("it is no gzip, which its Content-Encoding says") from error
         size += len(parts[-1])
         if size > most:
             raise _too_large(most)
         if not member.eof:
-            raise _no_json("its gzip ends too early")
+            raise no_json("its gzip ends too early")
         body = member.unused_data
     return b"".join(parts)
 
@@ -205,21 +148,6 @@ async def _discard(stream: AsyncIterator[bytes]) -> None:
             return
 
 
-def _no_constant(name: str) -> Any:
-    raise _no_json(f"{name} is no JSON number")
-
-
-def _without_repeats(pairs: Sequence[tuple[str, Any]]) -> dict[str, Any]:
-    parsed = dict(pairs)
-    if len(parsed) < len(pairs):
-        raise _no_json("a key occurs twice in one object")
-    return parsed
-
-
 def _too_large(most: int) -> ApiError:
     message = f"The body is larger than the {most} bytes that this server takes."
     return ApiError(message, status=413, code="body_too_large")
-
-
-def _no_json(reason: str) -> ApiError:
-    return ApiError(f"The body is not a valid JSON object: {reason}.", code="invalid_json")

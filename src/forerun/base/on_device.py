@@ -1,4 +1,4 @@
-"""Says whether kernels can decide a round, without importing Torch or Triton."""
+"""Says whether the verification kernels can run, without importing Torch or Triton."""
 
 from __future__ import annotations
 
@@ -9,33 +9,11 @@ from typing import Any
 
 import array_api_compat as compat
 
-from forerun.base.arrays import Array
-from forerun.rules import Block, Match, Ratio
-from forerun.rules.base import Rule
-from forerun.rules.types import Draft, Drawn
-
 DTYPES = ("torch.float32", "torch.bfloat16", "torch.float16")
 OLDEST = (8, 0)
 """The lowest compute capability of devices that the kernels support."""
 MOST_TOKENS = 2**20
 """A larger vocabulary has more blocks than one program can hold."""
-
-
-def covers(draft: Draft, target_logits: Array | None, rule: Rule, check: str) -> bool:
-    """Whether `forerun.kernels.decide_trial` can decide a round.
-
-    That takes CUDA tensors of logits, a rule that has kernels, and, for rules that divide by the
-    draft's law, a law that is a point mass or given as logits.
-    """
-    if check != "read" or not is_on_device(target_logits) or not _fits(target_logits):
-        return False
-    if not are_on():
-        return False
-    if type(rule) is Match:
-        return True
-    if type(rule) not in (Ratio, Block):
-        return False
-    return draft.drawn is Drawn.POINT or (draft.drawn is Drawn.SAMPLED and _fits(draft.logits))
 
 
 def are_on() -> bool:
@@ -58,7 +36,7 @@ def is_on_device(table: Any) -> bool:
     return compat.is_torch_array(table) and bool(table.is_cuda)
 
 
-def _fits(table: Any) -> bool:
+def fits(table: Any) -> bool:
     """Whether an array is a tensor whose dtype and width the kernels support."""
     return (
         compat.is_torch_array(table)
