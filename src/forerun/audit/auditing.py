@@ -47,7 +47,7 @@ Progress = Callable[[str, int, int], None]
 
 @dataclass(frozen=True)
 class Settings:
-    """What the questions of an audit depend on.
+    """The settings that the questions of an audit depend on.
 
     url: up to and with /v1.  model: None for the first that the endpoint lists.  budget: tokens
     that may be generated.  seed: of the prompts.  slack: how far rounding may move a ratio of

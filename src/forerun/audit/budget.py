@@ -29,7 +29,7 @@ class Budget:
 
     @property
     def left(self) -> int:
-        """What may still be reserved now."""
+        """The number of tokens that may still be reserved."""
         limit = self.total if self._limit is None else min(self.total, self._limit)
         return max(0, limit - self.spent - self._reserved)
 

@@ -165,7 +165,7 @@ class Evidence:
         return np.asarray(np.clip([share * step for share in LEARNED], -STEEPEST, STEEPEST))
 
     def _ratios(self, keys: Sequence[str], sort: Hashable) -> HostArray:
-        """What the counting experts multiply chances by, (B, len(STRENGTHS))."""
+        """The factors by which the counting experts multiply chances, (B, len(STRENGTHS))."""
         counts = self._counts[sort]
         if not counts.due:
             return np.ones((len(keys), len(STRENGTHS)))
@@ -230,7 +230,7 @@ class Wealth:
         """
 
         def promise(condition: Condition) -> float:
-            """What a token spent under a condition may win."""
+            """The log-wealth that a token spent under a condition may win."""
             hint = min(evidence.best_bet for evidence in self.parts[condition.name])
             return promising(hint, self.spent_under(condition.name))
 
@@ -241,7 +241,7 @@ class Wealth:
         (evidence, *_) = self.parts[condition.name]
 
         def promise(prompt: Prompt) -> float:
-            """What a token spent on a prompt may win."""
+            """The log-wealth that a token spent on a prompt may win."""
             hint = evidence.best_bet_on(("prompt", prompt.text))
             return promising(hint, self.spent[condition.name, prompt.text])
 

@@ -101,7 +101,7 @@ class Spot:
 
 
 def copied(text: Sequence[Key], place: int) -> Key | None:
-    """What followed the latest earlier place where the last tokens before `place` stood."""
+    """The token that followed the last tokens before `place` at their latest earlier occurrence."""
     end = _match(text, place, LONGEST, 1)
     return None if end is None else text[end]
 

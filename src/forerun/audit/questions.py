@@ -68,7 +68,7 @@ class Chunk:
 
 @dataclass(frozen=True)
 class Answer:
-    """What came back for a question, whole or put together from a stream."""
+    """The answer to a question, whole or put together from a stream."""
 
     choices: tuple[Choice, ...]
     num_prompt_tokens: int | None

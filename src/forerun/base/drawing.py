@@ -72,8 +72,8 @@ SIZES = {
 
 @dataclass(frozen=True)
 class Paper:
-    """What pictures are drawn for: their size in inches, where it is not each picture's own, their
-    title, where it is not the finding ("" for none), and the name of their colours."""
+    """The paper that pictures are drawn for: their size in inches, where it is not each picture's
+    own, their title, where it is not the finding ("" for none), and the name of their colours."""
 
     width: float | None = None
     height: float | None = None

@@ -31,7 +31,8 @@ def load_target(
     num_ranks: int | None = None,
     gpu_memory: str | None = None,
 ) -> Any:
-    """The model of that name, or the default one; num_ranks: spread over so many processes."""
+    """The model of this name, or the default one; num_ranks: the number of processes to spread it
+    over."""
     # Threads that spin while they wait starve each other on a machine with anything else to do:
     # passes then take ten times as long.  OpenMP reads this when torch is imported.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")

@@ -56,7 +56,7 @@ def painted(text: str, fate: Fate) -> str:
 
 
 def legend() -> str:
-    """What each colour means, in that colour."""
+    """The meaning of each colour, in that colour."""
     return " · ".join(painted(meaning, fate) for fate, meaning in MEANINGS.items())
 
 

@@ -32,7 +32,7 @@ Sections = Mapping[str | None, argparse.Namespace]
 
 @dataclass
 class Shared:
-    """What the models of a server have in common."""
+    """The settings that all models of a server have in common."""
 
     families: Families
     log: RequestLog | None

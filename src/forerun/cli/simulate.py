@@ -101,7 +101,7 @@ def _given(args: argparse.Namespace) -> dict[str, float]:
 
 
 def _headline(args: argparse.Namespace) -> str:
-    """What was assumed, in three lines."""
+    """The assumptions, in three lines."""
     spread = f" (spread {args.spread:g})" if args.spread else ""
     machine = "target costs as given"
     if args.target_cost is None:

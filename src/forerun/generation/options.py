@@ -22,7 +22,7 @@ Returned = TypeVar("Returned")
 
 
 class GenerateOptions(TypedDict, total=False):
-    """The keyword arguments of `generate` and `stream`, which explain them."""
+    """The keyword arguments of `generate` and `stream`; their docstrings explain them."""
 
     drafter: Drafter | str | None
     draft_length: DraftLength

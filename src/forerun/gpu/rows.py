@@ -212,8 +212,8 @@ class GpuRows(PathRows):
 def _lines(
     row: int, stored: int, feed: Feed, begin: int, first_asked: int, place: int
 ) -> list[Line]:
-    """The tokens from `begin` on that a row of so many stored tokens is fed; logits are asked for
-    from `first_asked` on, and go to `place` and what follows it."""
+    """The tokens from `begin` on that a row with this many stored tokens is fed. Logits are asked
+    for from `first_asked` on, and go to `place` and the places after it."""
     trunk, positions = feed.trunk, feed.offsets(begin, len(feed.tokens)).tolist()
     lines = []
     for index, offset in zip(range(begin, len(feed.tokens)), positions, strict=True):

@@ -98,8 +98,8 @@ class Storage:
         return Cache(keys, values, self.pages.table, cos, sin)
 
     def logits(self, use: str, count: int) -> Any:
-        """Room for so many rows of logits (count, V), shared by all passes with that use: they run
-        one after the other."""
+        """Memory for this many rows of logits (count, V), shared by all passes with this use, which
+        run one after the other."""
         key = use, 1 << max(count - 1, 0).bit_length()
         if key not in self._logits:
             size = key[1], self.weights.head.shape[0]

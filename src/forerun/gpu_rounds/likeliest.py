@@ -27,8 +27,9 @@ def number_of(wanted: Sequence[int | None]) -> int | None:
 
 
 class Likeliest:
-    """Of the rows of a round: (lanes, rows) totals, the same rows of the likeliest tokens and
-    their logits, the logit of each node of the draft and of the extra token, side by side."""
+    """The table of log-probabilities for the rows of a round: (lanes, rows) totals, then for each
+    row the likeliest tokens and their logits, then the logit of each node of the draft and of the
+    extra token, side by side."""
 
     def __init__(self, num_lanes: int, above: Sequence[int], count: int, device: Any) -> None:
         """above: the row at which each node of a draft is judged, (N,)."""

@@ -119,7 +119,7 @@ def _numpy_answer(name: str) -> Answer:
     """The answer to a function of NumPy's global generator, under its old or new name."""
 
     def answer(chance: Chance, real: Any, *given: Any, **how: Any) -> Any:
-        """The same question to the path that is followed."""
+        """Ask the path that is followed the same question."""
         chance.is_followed_elsewhere = True
         if name in OLD_NAMES:
             return OLD_NAMES[name](chance, *given, **how)
@@ -141,7 +141,7 @@ def _python_answer(name: str) -> Answer:
     """
 
     def answer(chance: Chance, real: Any, *given: Any, **how: Any) -> Any:
-        """The same question to the path that is followed."""
+        """Ask the path that is followed the same question."""
         if name not in ("random", "uniform"):
             raise CannotEnumerate(f"random.{name}")
         chance.is_followed_elsewhere = True

@@ -309,13 +309,13 @@ class Numbers(np.ndarray[Any, Any]):
     def argmax(  # type: ignore[override]
         self, axis: Any = None, out: None = None, *, keepdims: bool = False
     ) -> Any:
-        """The place of the largest, followed as a race."""
+        """The place of the largest number, found by a race that is followed."""
         return self._winners("argmax", axis, keepdims)
 
     def argmin(  # type: ignore[override]
         self, axis: Any = None, out: None = None, *, keepdims: bool = False
     ) -> Any:
-        """The place of the smallest, followed as a race."""
+        """The place of the smallest number, found by a race that is followed."""
         return self._winners("argmin", axis, keepdims)
 
     def _winners(self, end: str, axis: Any, keepdims: bool) -> Any:

@@ -31,7 +31,7 @@ those from the threshold on NEEDED; BEST is the largest key."""
 
 @triton.jit
 def _key(value):
-    """Whole numbers in the order of float32 values."""
+    """Whole numbers that are ordered like the float32 values."""
     bits = tl.where(value == 0.0, 0.0, value).to(tl.int32, bitcast=True)  # -0 is 0
     key = tl.where(bits >= 0, bits, bits ^ 0x7FFFFFFF)
     return tl.where(value == value, key, BELOW).to(tl.int64)
@@ -39,7 +39,7 @@ def _key(value):
 
 @triton.jit
 def _value(key):
-    """The float32 value of a key."""
+    """The float32 value that a key stands for."""
     bits = key.to(tl.int32)
     return tl.where(bits >= 0, bits, bits ^ 0x7FFFFFFF).to(tl.float32, bitcast=True)
 
