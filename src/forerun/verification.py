@@ -63,7 +63,7 @@ def verify(
     check: "read" checks what the rule reads, "all" reads and checks everything first.
     """
     rule = rules.trusted(rule)
-    by_kernels = _kernels_decide(refusals.as_draft(draft), target_logits, rule, check)
+    by_kernels = kernels_decide(refusals.as_draft(draft), target_logits, rule, check)
     tables = target_probs, target_logits
     trial = prepare(draft, *tables, temperature, rule, check, read=not by_kernels)
     num_rows, device = trial.tokens.shape[0], compat.device(trial.tokens)
@@ -318,7 +318,7 @@ def _check_all(trial: Trial) -> None:
                 table.take(there, trial.xp.full_like(there, slot))
 
 
-def _kernels_decide(draft: Draft, target_logits: Array | None, rule: Rule, check: str) -> bool:
+def kernels_decide(draft: Draft, target_logits: Array | None, rule: Rule, check: str) -> bool:
     """Whether `forerun.kernels.decide_trial` can decide a round.
 
     That takes CUDA tensors of logits, a rule that has kernels, and, for rules that divide by the

@@ -14,9 +14,8 @@ from interpreting import IN_INTERPRETER  # noqa: E402
 from rounds import example  # noqa: E402
 
 import forerun as fr  # noqa: E402
-from forerun import rules  # noqa: E402
+from forerun import rules, verification  # noqa: E402
 from forerun.kernels import decide_trial  # noqa: E402
-from forerun.rules import on_device  # noqa: E402
 
 pytestmark = IN_INTERPRETER
 LAWS = example(11, 2, 1, 300, temperatures=(1.0,), ragged=False, near=0.3)
@@ -35,7 +34,7 @@ def taken(monkeypatch: pytest.MonkeyPatch) -> list[str]:
         names.append(rule.name)
         return decide(trial, rule, *where)
 
-    monkeypatch.setattr(on_device, "is_on_device", lambda table: isinstance(table, torch.Tensor))
+    monkeypatch.setattr(verification, "is_on_device", lambda table: isinstance(table, torch.Tensor))
     monkeypatch.setattr(decide_trial, "decide", watched)
     return names
 
@@ -75,7 +74,7 @@ def test_what_is_not_covered_takes_the_arrays(taken: list[str]) -> None:
     assert taken == []
     for name in rules.names():
         if name not in ("match", "ratio", "block"):
-            assert not on_device.covers(draft, LAWS.target, rules.get(name), "read")
+            assert not verification.kernels_decide(draft, LAWS.target, rules.get(name), "read")
 
 
 def changed(table: torch.Tensor, place: tuple[int, ...], value: float) -> torch.Tensor:

@@ -16,8 +16,8 @@ from rounds import Example, decided, example, launch, rounded, rows_of  # noqa: 
 import forerun as fr  # noqa: E402
 from forerun.kernels.decide_trial import LAUNCHES  # noqa: E402
 from forerun.kernels.scratch import Outcome, Scratch  # noqa: E402
-from forerun.rules import on_device  # noqa: E402
 from forerun.trees.tree import Tree  # noqa: E402
+from forerun.verification import kernels_decide  # noqa: E402
 
 pytestmark = [
     pytest.mark.gpu,
@@ -131,7 +131,7 @@ def test_verify_takes_the_kernels(
 ) -> None:
     draft = fr.Draft.sampled(made.tokens.cuda(), logits=made.draft.cuda())
     options: dict[str, Any] = {"target_logits": made.target.cuda(), "rule": rule, "seed": 3}
-    assert on_device.covers(draft, options["target_logits"], fr.rules.get(rule), "read")
+    assert kernels_decide(draft, options["target_logits"], fr.rules.get(rule), "read")
     fast = fr.verify(draft, **options)
     monkeypatch.setenv("FORERUN_KERNELS", "0")
     slow = fr.verify(draft, **options)

@@ -42,6 +42,7 @@ class Input:
 
     @property
     def is_parquet(self) -> bool:
+        """Whether the file is Parquet, by its suffix."""
         return self.path.suffix.lower() in (".parquet", ".pq")
 
     def digest(self) -> str:

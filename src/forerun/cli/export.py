@@ -11,6 +11,7 @@ from forerun.drafters.heads.fitting import load_shipped
 
 
 def run(args: argparse.Namespace) -> int:
+    """Write the files, and print where they are."""
     name = args.drafter.removeprefix("heads:")
     trained = load_shipped() if name == "heads" else load(name)
     export(trained, Path(args.out), args.format, args.dtype)

@@ -44,4 +44,5 @@ class GrowingTree:
             node = self.child(node, token)
 
     def guess(self, drawn: Drawn = Drawn.POINT) -> Guess:
+        """The guess made of the nodes."""
         return Guess(self.tokens, drawn, parents=self.parents, values=self.values or None)

@@ -17,10 +17,12 @@ class Text:
 
     @property
     def prompt(self) -> list[int]:
+        """The tokens of the prompt."""
         return self.tokens[: self.num_prompt]
 
     @property
     def output(self) -> list[int]:
+        """The tokens after the prompt."""
         return self.tokens[self.num_prompt :]
 
 

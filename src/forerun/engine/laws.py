@@ -53,6 +53,7 @@ class Fault:
 
     @property
     def message(self) -> str:
+        """The sentence for the error of the request."""
         reason = shown(self.error, str)
         if not isinstance(self.error, ValueError):
             reason = f"{shown(self.error)}, raised by a processor or a grammar. Correct that code."

@@ -57,6 +57,7 @@ class SamplingArrays:
 
     @classmethod
     def of(cls, requests: Sequence[Request]) -> SamplingArrays:
+        """The arrays for these requests."""
         options = [request.sampling for request in requests]
 
         def floats(name: str) -> HostArray:
@@ -101,6 +102,7 @@ class Span:
 
     @property
     def tokens(self) -> list[int]:
+        """The tokens that the target is fed."""
         return self.request.tokens[self.start : self.end]
 
 
@@ -165,6 +167,7 @@ class RoundPlan:
 
     @cached_property
     def load(self) -> Load:
+        """The work of the round."""
         new = [span for span in self.spans if span.is_new]
         num_read = sum(span.end - span.start for span in new)
         return Load(len(self.spans) - len(new), num_read)

@@ -37,6 +37,7 @@ class Proposal:
 
     @property
     def height(self) -> int:
+        """The number of guesses that follow one another."""
         return len(self.tokens) if self.tree is None else self.tree.height
 
     def path(self, node: int) -> Sequence[int]:

@@ -67,6 +67,7 @@ class Schedule:
         self._num_full = 0  # rounds in which nobody is admitted, because there was no room
 
     def submit(self, request: Request) -> None:
+        """Queue a request; raises if the queue is full."""
         check_room(len(self.waiting) - self._seats.num_free, self._max_waiting)
         request.num_read_before = self._num_read
         self.waiting.push(request)

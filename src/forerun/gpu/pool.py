@@ -60,9 +60,11 @@ class Paged:
 
     @property
     def page_bytes(self) -> int:
+        """The bytes of a page in these tensors."""
         return sum(map(prod, self._sizes)) * int(self._like.element_size())
 
     def make(self, num_pages: int) -> None:
+        """Allocate the tensors for this many pages."""
         try:
             with torch.inference_mode(False):  # so that they may be changed in either mode
                 self.tensors = [
@@ -118,6 +120,7 @@ class Pool:
 
     @property
     def num_unused(self) -> int:
+        """The number of pages that nobody holds."""
         self.make()
         return len(self._unused)
 
@@ -195,9 +198,11 @@ class Pool:
         self._resting[pages, row] = ref(rows)
 
     def rests(self, pages: DevicePages, row: int) -> bool:
+        """Whether a row rests."""
         return (pages, row) in self._resting
 
     def wake(self, pages: DevicePages, row: int) -> None:
+        """Note that a row does not rest any more."""
         self._resting.pop((pages, row), None)
 
     def free(self, count: int) -> bool:
@@ -232,9 +237,11 @@ class Pool:
         return on_device and bool(torch.cuda.current_stream(self.device) != stream)
 
     def give_back(self, page: Page) -> None:
+        """Take back a page."""
         self._unused.append(page)
 
     def copy(self, page: Page, to: Page) -> None:
+        """Copy the content of a page to another one, in all tensors."""
         for part in (self._own, *self._others.values()):
             for tensor in part.tensors:
                 tensor[:, to.number] = tensor[:, page.number]
@@ -254,6 +261,7 @@ class DevicePages(RowPages[Page]):
 
     @cached_property
     def table(self) -> Any:
+        """The numbers of the pages of each row, on the device."""
         self.pool.make()
         size = self.num_rows, self.pool.num_positions // self.size
         with torch.inference_mode(False):

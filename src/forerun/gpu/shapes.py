@@ -50,6 +50,7 @@ class Inputs:
 
     @classmethod
     def empty(cls, shape: PassShape, device: Any) -> Inputs:
+        """Inputs for passes of this shape, without content."""
         made = cls(shape, torch.zeros(cls.size(shape), dtype=torch.int32, device=device))
         made.rows.fill_(-1)
         return made

@@ -108,6 +108,7 @@ class Weights(NamedTuple):
 
     @property
     def hidden(self) -> int:
+        """The size of a hidden state."""
         return int(self.embedding.shape[1])
 
     @property

@@ -51,6 +51,7 @@ def count(parts: Sequence[Part]) -> int:
 
 
 def num_segments(size: int) -> int:
+    """The number of segments of a block of this size."""
     return -(-size // PER_PART)
 
 

@@ -55,6 +55,7 @@ class Flight:
     turn: int = 0  # which of the round's places for results is its own
 
     def wait(self) -> None:
+        """Wait until the round is over."""
         self.round.wait(self.turn)
 
     def table(self) -> list[list[int]]:
@@ -64,6 +65,7 @@ class Flight:
 
     @property
     def load(self) -> Load:
+        """The work of the round."""
         num_answered = sum(span is not None and not span.is_new for span in self.spans)
         return Load(num_answered, self.num_read)
 

@@ -56,6 +56,7 @@ class RoundShape(NamedTuple):
 
     @property
     def is_tree(self) -> bool:
+        """Whether the draft is a tree."""
         return self.tree is not None and self.draft_length > 0
 
     @property
@@ -209,6 +210,7 @@ class CapturedRound:
         return self._turn
 
     def wait(self, turn: int) -> None:
+        """Wait for the results of a turn."""
         event = self._turns[turn].is_done
         if event is not None:
             event.synchronize()

@@ -55,6 +55,7 @@ class Outcome:
 
     @classmethod
     def allocate(cls, num_sequences: int, device: Any) -> Outcome:
+        """Allocate an outcome for this many sequences."""
         types = (torch.int32, torch.int32, torch.int64, torch.int32)
         return cls(*(torch.zeros(num_sequences, dtype=kind, device=device) for kind in types))
 
@@ -132,6 +133,7 @@ class LawScratch:
 
     @classmethod
     def allocate(cls, rows: tuple[int, int], segments: int, device: Any) -> LawScratch:
+        """Allocate scratch memory for these sizes."""
         return cls(
             torch.zeros((*rows, segments), device=device),
             torch.zeros((*rows, segments), device=device),

@@ -92,11 +92,13 @@ class Raw(NamedTuple):
 
     @property
     def row_bytes(self) -> int:
+        """The bytes of one row."""
         about = TYPES[self.type]
         return self.shape[1] // about.inputs * about.num_bytes
 
     @property
     def num_bytes(self) -> int:
+        """The bytes of the matrix."""
         return self.shape[0] * self.row_bytes
 
     def read(self, begin: int, end: int) -> Bytes:

@@ -227,6 +227,7 @@ class Records:
     skipped: dict[int, str] = field(default_factory=dict)  # line number -> what is wrong with it
 
     def add(self, record: Record) -> None:
+        """Add a record of any kind."""
         for kind, made in KINDS.items():
             if isinstance(record, made):
                 getattr(self, f"{kind}s").append(record)

@@ -96,6 +96,7 @@ class Results:
         return [sum(column) for column in columns]
 
     def by_group(self, group: str) -> dict[Cell, Figures]:
+        """The figures of one task group."""
         return self._groups[group]
 
     @property

@@ -28,6 +28,7 @@ class Text:
 
     @property
     def tokens(self) -> list[int]:
+        """The prompt and the answer."""
         return self.prompt + self.output
 
 

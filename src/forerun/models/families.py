@@ -105,6 +105,7 @@ class Form:
 
     @property
     def is_turned_in_part(self) -> bool:
+        """Whether only a part of the dimensions of a head is rotated."""
         return self.rotary_size not in (None, self.head_size)
 
     @property

@@ -61,6 +61,7 @@ class Packed:
 
     @property
     def shape(self) -> tuple[int, int]:
+        """The shape (N, K)."""
         return len(self.words), self.words.shape[1] * 16 // NUMBERS[self.number].bits
 
     @property
@@ -85,6 +86,7 @@ class Packed:
 
     @property
     def num_bytes(self) -> int:
+        """The bytes of the numbers and tables."""
         return sum(table.numel() * table.element_size() for table in self.tables)
 
     def to(self, device: Any) -> Packed:

@@ -78,6 +78,7 @@ class ModelReplica:
             yield message
 
     def card(self) -> ModelCard:
+        """The facts about the model that an ingress needs."""
         return self._card
 
     def check_health(self) -> None:

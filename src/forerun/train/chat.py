@@ -33,6 +33,7 @@ class Chat:
 
     @property
     def has_turns(self) -> bool:
+        """Whether the model has a chat template."""
         return bool(self.to_assistant)
 
     def encode(self, text: str, *, frame: bool = False) -> list[int]:
@@ -43,6 +44,7 @@ class Chat:
         return list(self.tokenizer(text, add_special_tokens=frame).input_ids)
 
     def decode(self, tokens: list[int]) -> str:
+        """The text of tokens."""
         fast = getattr(self.tokenizer, "backend_tokenizer", self.tokenizer)
         text: str = fast.decode(tokens, skip_special_tokens=True)
         return text.strip()

@@ -112,6 +112,7 @@ class Collection:
 
 
 def count_answers(spoken: Sequence[Spoken]) -> int:
+    """The number of answer tokens in these conversations."""
     return int(sum(text.is_answer.sum() for text in spoken))
 
 

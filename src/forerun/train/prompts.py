@@ -16,6 +16,8 @@ CHAT = "mt_bench"  # Spec-Bench calls its other groups by topic
 
 @dataclass(frozen=True)
 class TrainingPrompt:
+    """A prompt and its task group."""
+
     text: str
     group: str
 

@@ -47,6 +47,7 @@ def write_shard(folder: Path, spoken: Sequence[Spoken]) -> Path:
 
 
 def list_shards(folder: Path) -> list[Path]:
+    """The numbered files of a folder, in order."""
     return sorted(folder.glob("shard-*.npz"))
 
 
@@ -70,6 +71,7 @@ def write(file: Path, spoken: Sequence[Spoken]) -> None:
 
 
 def read(file: Path) -> list[Spoken]:
+    """The conversations in one file."""
     try:
         with np.load(file) as stored:
             kept: dict[str, Any] = {name: stored[name] for name in stored.files}

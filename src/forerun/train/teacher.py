@@ -32,6 +32,7 @@ class Batch:
 
     @classmethod
     def of(cls, spoken: Sequence[Spoken], device: Any) -> Batch:
+        """A batch of these texts."""
         longest = -(-max(map(len, spoken)) // MULTIPLE) * MULTIPLE
         tokens = np.zeros((len(spoken), longest), np.int64)
         reach = np.zeros((len(spoken), longest), np.int64)

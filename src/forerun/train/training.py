@@ -69,9 +69,11 @@ class Optimiser:
             part.zero_grad(set_to_none=True)
 
     def state(self) -> list[Any]:
+        """The state of both optimisers, to be saved."""
         return [part.state_dict() for part in self.parts]
 
     def restore(self, state: list[Any]) -> None:
+        """Continue from a saved state."""
         for part, saved in zip(self.parts, state, strict=True):
             part.load_state_dict(saved)
 

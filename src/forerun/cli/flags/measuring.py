@@ -439,6 +439,7 @@ EXPORT_EXAMPLES = """examples:
 
 
 def export(parser: argparse.ArgumentParser) -> None:
+    """Add the flags of `export`: a drafter, and the folder to write."""
     parser.description = "Write a drafter of `forerun train` as an EAGLE-3 head that others load."
     parser.epilog = EXPORT_EXAMPLES
     parser.add_argument("drafter", help="folder or hub name; heads is the one that comes along")

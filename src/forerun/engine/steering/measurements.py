@@ -54,6 +54,7 @@ class Seconds:
 
     @property
     def curve(self) -> Curve:
+        """The estimated seconds of a size."""
         if self._drawn is None:
             self._drawn = Curve(tuple(self._points()))
         return self._drawn
@@ -78,6 +79,7 @@ class Seconds:
         self._drawn = None
 
     def is_known(self, size: int) -> bool:
+        """Whether a size was timed."""
         return self.counts.get(size, 0) >= NUM_TIMED
 
     def usual(self, size: int) -> float:
@@ -106,6 +108,7 @@ class Ratio:
     below: float = 0.0
 
     def learn(self, above: float, below: float = 1.0) -> None:
+        """Add one observation to both sums."""
         self.above = self.fade * self.above + above
         self.below = self.fade * self.below + below
 

@@ -145,6 +145,8 @@ def sift_kernel(
     TRUNCATED: tl.constexpr,
     PDL: tl.constexpr,  # whether this launch may begin before the last one ends
 ):
+    """Find the tokens that can beat a row's bar, and decide the sequence when its last row is
+    done."""
     HALVES: tl.constexpr = LINES * WARPS
     PIECES: tl.constexpr = (V + HALVES * HALF - 1) // (HALVES * HALF)
     SKIP: tl.constexpr = SCOUTS == 0 and ROWS > 1 and not TREE  # rows past a refusal

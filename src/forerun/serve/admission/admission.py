@@ -47,6 +47,7 @@ class ServiceTimes:
         self._recent: deque[float] = deque(maxlen=NUM_RECENT)
 
     def add(self, seconds: float) -> None:
+        """Note how long a choice took."""
         self._recent.append(seconds)
 
     def until_free(self, num_open: int, num_places: int) -> float:
@@ -124,10 +125,12 @@ class Desk:
 
     @property
     def is_ready(self) -> bool:
+        """Whether requests are answered."""
         return self._engines.is_sound and not self._is_draining
 
     @property
     def is_draining(self) -> bool:
+        """Whether new requests are refused because the server is about to end."""
         return self._is_draining
 
     @property

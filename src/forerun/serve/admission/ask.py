@@ -47,6 +47,7 @@ class Ask:
 
     @property
     def num_choices(self) -> int:
+        """The number of answers to all prompts."""
         return len(self.prompts) * self.n
 
 

@@ -39,6 +39,7 @@ class Progress:
         return len(self.tokens) > self.num_before
 
     def add(self, piece: Piece) -> None:
+        """Add a piece of the present engine."""
         self.tokens += piece.tokens
         self.fates += piece.fates
         self.logprobs += piece.logprobs or ()

@@ -62,6 +62,7 @@ class Bucket:
         return max(0.0, (amount - self._level) / self._per_second)
 
     def spend(self, amount: float) -> None:
+        """Take this amount out, into debt if need be."""
         self._level -= amount
 
 
@@ -174,6 +175,7 @@ class Keys:
 
     @classmethod
     def from_file(cls, path: str | Path) -> Keys:
+        """The keys in a file."""
         try:
             lines = Path(path).read_text(encoding="utf-8").splitlines()
         except (OSError, UnicodeDecodeError) as error:
@@ -184,6 +186,7 @@ class Keys:
 
     @classmethod
     def from_lines(cls, lines: Iterable[str]) -> Keys:
+        """The keys in the lines of a file."""
         keys: list[Key] = []
         for number, line in enumerate(lines, start=1):
             if words := re.split(r"(?:^|\s)#", line, maxsplit=1)[0].split():

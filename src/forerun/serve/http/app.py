@@ -142,15 +142,18 @@ def _about(models: Models, watcher: Watcher) -> list[BaseRoute]:
     """Routes about the state of the server, and about its models."""
 
     async def health(request: Request) -> Response:
+        """Whether the process is alive."""
         return json_response({"status": "ok"})
 
     async def ready(request: Request) -> Response:
+        """Whether requests are answered by now."""
         if models.is_ready:
             return json_response({"status": "ready"})
         status = "draining" if models.is_draining else "restarting"
         return json_response({"status": status}, 503)
 
     async def metrics(request: Request) -> Response:
+        """The metrics in the format of Prometheus."""
         prefix = request.query_params.get("prefix", "")
         if not re.fullmatch("[a-z_]{0,32}", prefix):
             message = "'prefix' must be at most 32 small letters, such as vllm."
@@ -159,12 +162,15 @@ def _about(models: Models, watcher: Watcher) -> list[BaseRoute]:
         return Response(body, headers={"content-type": kind})
 
     async def stats(request: Request) -> Response:
+        """The figures of the last seconds."""
         return json_response(models.summary())
 
     async def list_models(request: Request) -> Response:
+        """The names of all models."""
         return json_response({"object": "list", "data": models.cards()})
 
     async def one_model(request: Request) -> Response:
+        """One model under one of its names."""
         return json_response(models.card(request.path_params["name"]))
 
     return [

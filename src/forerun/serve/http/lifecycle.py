@@ -135,6 +135,7 @@ class Renewals:
         self._is_due = True
 
     def add(self, part: Renewal) -> None:
+        """Read something again at each signal from now on."""
         self._parts.append(part)
 
     def begin(self, loop: asyncio.AbstractEventLoop) -> None:

@@ -136,6 +136,7 @@ class Models:
 
     @property
     def default(self) -> Model:
+        """The model of requests that name none."""
         return self._models[0]
 
     @property
@@ -145,14 +146,17 @@ class Models:
 
     @property
     def is_ready(self) -> bool:
+        """Whether the default model answers requests."""
         return not self._is_draining and all(desk.is_ready for desk in self.desks)
 
     @property
     def is_draining(self) -> bool:
+        """Whether new requests are refused because the server is about to end."""
         return self._is_draining or any(desk.is_draining for desk in self.desks)
 
     @property
     def num_requests(self) -> int:
+        """The number of requests on their way."""
         return sum(len(desk.tickets) for desk in self.desks)
 
     def __contains__(self, request_id: object) -> bool:

@@ -69,13 +69,16 @@ class EventStream:
         self._patience = patience
 
     async def start(self) -> None:
+        """Send the headers."""
         await self._pass({"type": "http.response.start", "status": 200, "headers": HEADERS})
 
     async def send(self, body: bytes) -> None:
+        """Send events."""
         if body:
             await self._pass({"type": "http.response.body", "body": body, "more_body": True})
 
     async def end(self) -> None:
+        """Send the end of the stream."""
         await self._pass({"type": "http.response.body", "body": b"", "more_body": False})
 
     async def _pass(self, message: dict[str, Any]) -> None:

@@ -61,14 +61,17 @@ class Offer:
 
     @property
     def names(self) -> tuple[str, ...]:
+        """The id of the model, and its other names."""
         return (self.name, *self.other_names)
 
     @property
     def tokenizer(self) -> Any:
+        """The model's tokenizer."""
         return self.target.tokenizer  # type: ignore[attr-defined]
 
     @property
     def max_context(self) -> int | None:
+        """The largest number of tokens in a text; None if there is no limit."""
         return self.target.max_context
 
     @property

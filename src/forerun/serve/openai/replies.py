@@ -109,6 +109,7 @@ class ChunkUsage:
         self._num_new = 0
 
     def count(self, piece: Piece) -> None:
+        """Count the tokens of a piece."""
         self._num_new += len(piece.tokens)
 
     def field(self) -> dict[str, Any]:
@@ -186,10 +187,12 @@ class Track:
         return offsets, [self._part(token, text) for token, text in parts]
 
     def take_piece(self, piece: Piece) -> tuple[list[int], list[dict[str, Any]]]:
+        """Take the tokens of a piece."""
         final = piece.finish_reason is not None
         return self.take(piece.tokens, piece.fates, piece.logprobs, final=final)
 
     def take_whole(self, answer: Generation) -> tuple[list[int], list[dict[str, Any]]]:
+        """Take all tokens of an answer."""
         return self.take(answer.tokens, answer.fates, answer.logprobs, final=True)
 
     def _part(self, token: int, text: str) -> dict[str, Any]:

@@ -135,6 +135,7 @@ class Toolbox:
 
     @property
     def names(self) -> list[str]:
+        """The names of the functions that may be called."""
         return [function["name"] for function in self.functions]
 
 

@@ -403,6 +403,7 @@ class Recent:
         self._busy_since = self._now()
 
     def add(self, work: Work) -> None:
+        """Add work that was done now."""
         self._forget()
         if not self._events:
             self._busy_since = self._now()
