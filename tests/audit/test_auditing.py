@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from contextlib import suppress
 from dataclasses import replace
+from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +29,7 @@ from forerun.audit.endpoint import Endpoint
 from forerun.audit.findings import Finding, Report, Status, page
 from forerun.audit.journal import Journal
 from forerun.audit.prompts import prompts
-from forerun.audit.questions import Answer, Choice
+from forerun.audit.questions import Answer, Choice, Chunk
 from forerun.audit.speculating import counters, judge, told
 from forerun.audit.wire import Call, EndpointError, Raw
 from forerun.base.errors import InputError
@@ -457,6 +458,33 @@ def test_what_answers_tell_of_drafts() -> None:
     assert told({"usage": {"completion_tokens": 5}}) is None
     assert judge(None, None, ("draft_n", 3.0), []).is_on
     assert judge(None, None, None, []).is_on is None
+    assert judge(None, None, ("draft_n", 0.0), []).is_on is False
+
+
+def test_known_servers_that_count_nothing_do_not_speculate() -> None:
+    page = counters(Raw(200, "vllm:num_requests_running 1.0\n"))
+    assert judge(page, page, None, []).is_on is False
+    unknown = counters(Raw(200, "process_cpu_seconds_total 1.0\n"))
+    assert judge(unknown, unknown, None, []).is_on is None
+    gauge = counters(Raw(200, 'sglang:spec_accept_length{tp_rank="0"} 2.5\n'))
+    assert judge({}, gauge, None, []).is_on
+
+
+@pytest.mark.parametrize(
+    ("pauses", "is_on", "words"),
+    [
+        ([0.04, 0.001, 0.001] * 8, True, "67% of chunks come in runs"),
+        ([0.04] * 24, None, "one by one, 40 ms apart"),
+        ([0.001, 0.0001, 0.0001] * 8, None, "one by one"),  # too fast to tell runs from noise
+        ([0.04, 0.001, 0.001] * 3, None, "too few chunks"),
+    ],
+)
+def test_the_times_of_chunks(pauses: list[float], is_on: bool | None, words: str) -> None:
+    """Every chunk has one token, so that only the pauses between them can tell."""
+    moments = accumulate(pauses, initial=0.0)
+    found = judge(None, None, None, [[Chunk(seconds, 0, 3, 1) for seconds in moments]])
+    assert found.is_on is is_on
+    assert words in found.reason
 
 
 def test_chunks_that_come_in_runs() -> None:
