@@ -13,9 +13,9 @@ import torch
 
 from forerun.gpu.shapes import MOST_TOKENS, PER_SEGMENT, Inputs, padded_pass
 
-SIZES = (16, 64, 192, 320, 512)
-"""Prompt tokens that a block has room for at least, up to the largest beside so many others."""
-TOTALS = {64: 512, 128: 640}
+SIZES = (16, 64, 192, 320)
+"""Prompt tokens that a block has room for at least, beside those that fill a total."""
+TOTALS = {64: 512, 128: 768}
 """By tokens of a usual pass, at most: tokens of the largest with a block, about 2.6 times as
 long."""
 PER_PART = 8

@@ -181,3 +181,41 @@ def test_beside_prompts_that_are_being_read_no_length_is_tried() -> None:
         drafted = Drafted([Proposal([0] * length)], length or None, choice.is_trial)
         policy.learn([0], [one], drafted, [range(0)], [0.0, 4.0 + length] if is_timed else None)
     assert not tried
+
+
+def test_rounds_are_timed_while_requests_come_and_go() -> None:
+    """Their number is another one in every round, but all have a place in rounds of one size."""
+    policy = LadderPolicy()
+    policy.ladder = rungs
+    requests = [request() for _ in range(32)]
+    for row, one in enumerate(requests):
+        policy.enter(row, one)
+    for number in range(40):
+        rows = range(29 + number % 3)
+        length = number // 2 % 2
+        drafts = [Proposal([0] * length) for _ in rows]
+        some, paths = requests[: len(rows)], [range(0) for _ in rows]
+        policy.learn(rows, some, Drafted(drafts, length or None), paths, [0.0, 4.0 + 3 * length])
+    assert policy.plain_seconds(30) == pytest.approx(4.0)
+    assert policy._seconds(30).usual(1) == pytest.approx(7.0)
+
+
+def test_what_a_drafter_misses_while_prompts_are_read_is_part_of_its_price() -> None:
+    """But not what it missed because it was not asked."""
+    policy = LadderPolicy()
+    policy.ladder = rungs
+    one = request()
+    policy.enter(0, one)
+
+    def learn(length: int, seconds: float | None) -> None:
+        spent = None if seconds is None else [0.0, seconds]
+        policy.learn([0], [one], Drafted([Proposal([0] * length)], length or None), [()], spent)
+
+    for _ in range(5):
+        for length, seconds in ((0, 4.0), (1, 9.0), (1, 5.0)):
+            learn(length, seconds)
+    assert policy._seconds(1).usual(1) == pytest.approx(5.0)
+    for _ in range(400):
+        learn(0, None)
+        learn(1, 6.0)
+    assert policy._seconds(1).usual(1) == pytest.approx(6.0, rel=0.01)

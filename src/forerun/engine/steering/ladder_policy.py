@@ -47,7 +47,8 @@ class LadderPolicy(PayingPolicy):
         super().__init__(has_coins=has_coins)
         self.ladder: Ladder | None = None  # of the executor at work
         self._last = -1  # the length that was chosen last, whose round may still be on its way
-        self._last_round = (0, 0)  # requests and length of the last round that is over
+        # size and length of the last round that is over, -1 of one that read a prompt
+        self._last_round = (0, 0)
 
     def plain_seconds(self, num_rows: int) -> float | None:
         seconds = self._seconds(num_rows)
@@ -101,12 +102,17 @@ class LadderPolicy(PayingPolicy):
         reads: bool,
     ) -> None:
         ledger, num_rows, length = self.ledger, len(rows), drafted.height or 0
-        (last_rows, last_length), self._last_round = self._last_round, (num_rows, length)
-        if spent is None or reads or any(request.stats.rounds == 1 for request in requests):
+        size, (last_size, last_length) = self._rungs(num_rows).size, self._last_round
+        is_new = any(request.stats.rounds == 1 for request in requests)
+        if spent is None or reads or is_new:
+            self._last_round = size, -1
             return  # a pass that reads a prompt says nothing about rounds to come
+        self._last_round = size, length
         seconds = self._seconds(num_rows)
-        caught_up = length > 0 and last_length == 0  # the drafter has read what it had missed
-        if num_rows == last_rows and not caught_up:
+        # The drafter has read what it had missed while it was not asked.  What it misses while
+        # prompts are read, which comes again and again, belongs to the price of drafts.
+        caught_up = length > 0 and last_length == 0
+        if size == last_size and not caught_up:  # requests may have come and gone in it
             seconds.learn(length, sum(spent))
         if length == 0:
             ledger.last_run = ledger.rounds
