@@ -11,7 +11,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -97,10 +97,17 @@ class ServerProcess:
 
     def wait_until_idle(self, seconds: float = 60.0) -> None:
         """Until no choice has a row or waits for one."""
+        self._wait_for_choices(lambda choices: choices == 0, seconds)
+
+    def wait_until_read(self, num_choices: int, seconds: float = 60.0) -> None:
+        """Until so many choices at least have a row or wait for one."""
+        self._wait_for_choices(lambda choices: choices >= num_choices, seconds)
+
+    def _wait_for_choices(self, is_enough: Callable[[int], bool], seconds: float) -> None:
         deadline = time.monotonic() + seconds
         while True:
             _, _, stats = self.ask("/v1/stats", method="GET")
-            if stats["running"] == stats["waiting"] == 0:
+            if is_enough(stats["running"] + stats["waiting"]):
                 return
             assert time.monotonic() < deadline, stats
             time.sleep(0.1)

@@ -7,7 +7,6 @@ import random
 import resource
 import signal
 import socket
-import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -181,7 +180,7 @@ def test_a_signal_under_load_loses_no_running_request(model: str) -> None:
             whole = [pool.submit(running.text, seed=seed, max_tokens=LONG) for seed in range(2)]
             for stream in streams[:4]:
                 stream.read_events(2)
-            time.sleep(0.5)  # for those that wait to have been read, too
+            running.wait_until_read(len(streams) + len(whole))
             running.process.send_signal(signal.SIGTERM)
             status = 200
             while status == 200:  # until the signal has been heard
