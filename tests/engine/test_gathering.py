@@ -16,7 +16,7 @@ from forerun.engine.proposal import NOTHING, Drafted
 from forerun.engine.request import Request
 from forerun.engine.stepwise import Decision
 from forerun.generation.intake import make_request
-from forerun.gpu_rounds.joining import CapturedLaws
+from forerun.gpu_rounds.outcomes import NO_ANSWER, CapturedLaws
 from forerun.models.table import TableModel
 
 TABLE = TableModel.random(vocab_size=7, order=1, seed=0)
@@ -53,7 +53,7 @@ class Steady:
     def execute(self, plan: RoundPlan) -> Decision:
         count = len(plan.answering)
         self.read.append(plan.load.num_read)
-        laws: Any = CapturedLaws([None] * count, [[]] * count)
+        laws: Any = CapturedLaws([NO_ANSWER] * count)
         return Decision(
             Drafted([NOTHING] * count), [()] * count, [1] * count, laws,
             [0.0, 0.0, SECONDS, SECONDS], is_overlapped=True, room=ROOM,

@@ -212,24 +212,63 @@ def test_rules_that_divide_by_the_drafts_law(rule: str) -> None:
 # --- on the host beside the device ---------------------------------------------------------------
 
 
-@pytest.mark.parametrize("few", [1, 4])
-def test_a_request_that_needs_the_host_beside_one_that_does_not(
-    few: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Both as alone: what a request's neighbours need does not change its text.  Where it is one of
-    few, it has a token in every second round."""
-    monkeypatch.setattr(executor, "FEW", few)
-    options = [SAMPLING, fr.Sampling(temperature=0.8, seed=3, grammar=lambda _: range(20))]
+class Alternating:
+    """A processor that forbids the even and the odd tokens in turn, which needs all its calls."""
 
-    def answered(some: slice, **how: Any) -> list[list[int]]:
-        made: list[fr.Generation] = fr.generate(
-            TARGET, PROMPTS[:2][some], sampling=options[some], max_new_tokens=2, ignore_eos=True,
-            **{"drafter": None} | how,
-        )  # fmt: skip
-        return texts(made)
+    def __init__(self) -> None:
+        self.num_calls = 0
 
-    alone = answered(slice(0, 1)) + answered(slice(1, 2))
-    assert answered(slice(0, 2), drafter=Model(DRAFT), draft_length=1) == alone
+    def __call__(self, ids: Any, scores: Any) -> Any:
+        scores = scores.clone()
+        scores[:, self.num_calls % 2 :: 2] = -torch.inf
+        self.num_calls += 1
+        return scores
+
+
+MIXED = [SAMPLING, fr.Sampling(temperature=0.8, seed=3, processors=[Alternating()]), SAMPLING]
+
+
+@pytest.fixture(scope="module")
+def mixed() -> list[list[int]]:
+    """By plain decoding, one request after the other; the host decides the second."""
+    return texts(generate(sampling=MIXED, max_new_tokens=[4, 4, 3], batch_size=1))
+
+
+@pytest.mark.parametrize(
+    "drafter",
+    [
+        None,
+        Model(DRAFT),
+        NGram(min_n=1),
+        pytest.param(Model(GpuModel(MODEL)), marks=pytest.mark.slow),
+    ],
+    ids=["none", "model", "ngram", "copy"],
+)
+def test_a_request_that_needs_the_host_beside_others(drafter: Any, mixed: list[list[int]]) -> None:
+    """All as alone: what a request's neighbours need does not change its text."""
+    answers = generate(
+        sampling=MIXED, max_new_tokens=[4, 4, 3], drafter=drafter, draft_length=2, batch_size=3
+    )
+    assert texts(answers) == mixed
+    assert [token % 2 for token in mixed[1]] == [1, 0, 1, 0]
+
+
+def test_others_do_not_wait_for_a_request_that_needs_the_host(mixed: list[list[int]]) -> None:
+    """It is in every second round, and they gain a token in each."""
+    engine = engine_of(num_rows=3)
+    requests = [
+        request_of(prompt, 4, sampling=sampling)
+        for prompt, sampling in zip(PROMPTS, MIXED, strict=True)
+    ]
+    for request in requests:
+        engine.submit(request)
+    counts = []
+    for _ in range(4):
+        engine.step()
+        counts.append([request.num_output for request in requests])
+    assert counts == [[1, 1, 1], [2, 1, 2], [3, 2, 3], [4, 2, 4]]
+    finish(engine)
+    assert [request.output[:3] for request in requests] == [text[:3] for text in mixed]
 
 
 @pytest.mark.parametrize(
@@ -242,7 +281,7 @@ def test_log_probabilities_are_those_of_the_host(
     told = []
     for on_host in (False, True):
         if on_host:
-            monkeypatch.setattr(executor, "needs_host", lambda plan: [True] * len(plan.answering))
+            monkeypatch.setattr(executor, "fits_device", lambda request: False)
         engine = engine_of(drafter, num_rows=3)
         requests = [
             request_of(prompt, limit, logprobs=count)

@@ -97,7 +97,7 @@ class Stepwise:
         times.append(working())
         logits = self._score(plan, drafts)
         times.append(working())
-        laws, paths, extra = self._decide(plan.answering, drafts, logits)
+        laws, paths, extra = self.decide(plan.answering, drafts, logits)
         times.append(working())
         return Decision(drafted, paths, extra, laws, times)
 
@@ -169,7 +169,7 @@ class Stepwise:
             scored = self.target.score(self.state, rows, feeds, num_logits, parents)
         return scored[: len(drafts)] if plan.reading else scored
 
-    def _decide(
+    def decide(
         self, spans: Sequence[Span], drafts: Sequence[Proposal], logits: HostArray
     ) -> tuple[TargetLaws, list[Sequence[int]], list[int]]:
         """Let the rule decide: the laws it read, the accepted nodes, and the tokens after them."""

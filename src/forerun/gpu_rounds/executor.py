@@ -7,8 +7,9 @@ overwritten past their length.  Parts of prompts travel with the next round, in 
 lanes, and a request whose prompt ends there has a lane in it: its first token comes one plan later.
 A round that reads prompts has no drafts: such rounds come in fewer shapes, and a pass has room for
 more of a prompt.
-Requests that need the host (a processor, a grammar, log-probabilities) are answered step by step,
-and the others do not wait for them.
+Lanes of requests that need the host (a processor, a grammar, some log-probabilities) are scored
+with the others.  The host decides them by their logits while the next round runs, which they are
+not in: they take part in every second one.
 """
 
 from __future__ import annotations
@@ -22,7 +23,6 @@ import torch
 from forerun.base.clock import working
 from forerun.engine.plan import RoundPlan, Span
 from forerun.engine.proposal import Drafted
-from forerun.engine.request import Report
 from forerun.engine.steering.ladder_policy import Ladder, Rungs
 from forerun.engine.stepwise import Decision, Stepwise
 from forerun.gpu.inference import inference
@@ -32,29 +32,24 @@ from forerun.gpu_rounds.captures import MARGIN, Captures
 from forerun.gpu_rounds.device_drafter import DeviceDrafter
 from forerun.gpu_rounds.edits import fits_device
 from forerun.gpu_rounds.flight import NOT_LANDED, Departure, Flight, Landed
-from forerun.gpu_rounds.joining import (
-    DRAFT_FAULT,
-    CapturedLaws,
-    Halves,
-    Needs,
-    fault_of,
-    is_of_draft,
-    needs_host,
-    part_of,
-    proposal_of,
-    waiting,
-)
 from forerun.gpu_rounds.lanes import lane_of
+from forerun.gpu_rounds.needs import Needs
+from forerun.gpu_rounds.outcomes import (
+    DRAFT_FAULT,
+    Answer,
+    CapturedLaws,
+    answers_of,
+    is_of_draft,
+    proposal_of,
+)
 from forerun.gpu_rounds.rounds import RoundShape
 from forerun.rules.base import Rule
+from forerun.rules.match import Match
 from forerun.rules.types import DraftLength, Drawn
 from forerun.trees.tree import Tree
 
 FEW_TOKENS = 448
 """Of prompts, that the first round of their answers reads."""
-FEW = 4
-"""Requests on the device for each on the host, from which on the host's have every second round
-only: a pass of their own takes as long as a round of all others."""
 
 
 class Captured:
@@ -82,8 +77,8 @@ class Captured:
             state, len(state.lengths), draft_length, is_on_host=drafter.is_on_host, tree=tree
         )
         self._flight: Flight | None = None  # launched ahead, for the next plan
-        self._halves: Halves | None = None
-        self._has_host_waited = False  # in this plan, so that the others are sooner done with it
+        # The host knows no law of a draft made on the device, and moves no keys of a tree's path.
+        self._drafts_for_host = tree is None and (type(rule) is Match or drafter.is_on_host)
         self._needs = Needs()  # of all requests so far; rounds that read prompts serve them all
         # A drafter on the host hears no hidden states of prompts that rounds read.
         self._can_read = not (drafter.is_on_host and state.layers)
@@ -115,33 +110,11 @@ class Captured:
         self._drafter.free(left)
         if self._flight is not None:
             self._flight.leave(left)
-        is_host = needs_host(plan)
-        if not any(is_host):
-            self._halves = None
-            return self._collect(plan, self._depart(plan, self._parts(plan)))
-        device = [index for index, on_host in enumerate(is_host) if not on_host]
-        host = [index for index, on_host in enumerate(is_host) if on_host]
-        halves = Halves(
-            (part_of(plan, device, plan.reading), device), (part_of(plan, host, ()), host)
-        )
-        self._halves = halves
-        first = halves.plans[0]
-        departure = self._depart(first, self._parts(first))  # runs while the host answers others
-        self._has_host_waited = not self._has_host_waited and FEW * len(host) <= len(device)
-        if self._has_host_waited:
-            by_host = waiting(len(host), [self._begun] * 4)
-        else:
-            by_host = self._steps.execute(halves.plans[1])
-        return halves.joined(self._collect(halves.plans[0], departure), by_host)
+        return self._collect(plan, self._depart(plan, self._parts(plan)))
 
     @inference
     def commit(self, plan: RoundPlan, decision: Decision, counts: Sequence[int]) -> None:
         """Keep what became text: counts[i] tokens of the i-th answer."""
-        if self._halves is not None:
-            (plan, _), (by_host, indices) = self._halves.first, self._halves.second
-            if not self._has_host_waited:
-                kept = [counts[index] for index in indices]
-                self._steps.commit(by_host, self._halves.decisions[1], kept)
         for span in plan.answering:  # requests hold their new texts by now
             self._state.lengths[span.row] = max(span.start, len(span.request.tokens) - 1)
         for span in plan.reading:
@@ -163,16 +136,10 @@ class Captured:
         return Departure(flight, following, parts if following is None else ())
 
     def _parts(self, plan: RoundPlan) -> list[Part]:
-        """The new tokens of each text, without the last token of those that are answered. Texts of
-        requests that need the host are read at once."""
+        """The new tokens of each text, without the last token of those that are answered."""
         parts = [(span.row, span.start, span.tokens[:-1]) for span in plan.answering]
-        host: list[Part] = []
-        device: list[Part] = []
-        for span in plan.reading:
-            one = span.row, span.start, span.tokens
-            (device if fits_device(span.request) else host).append(one)
-        self._state.feed(host)
-        return [part for part in parts + device if part[2]]
+        parts += [(span.row, span.start, span.tokens) for span in plan.reading]
+        return [part for part in parts if part[2]]
 
     def _start(self, plan: RoundPlan, parts: Sequence[Part]) -> Flight | None:
         """Launch a round for all requests of a plan.  Where all of them are new, prompts too long
@@ -239,17 +206,22 @@ class Captured:
 
     def _follow(self, flight: Flight, plan: RoundPlan, parts: Sequence[Part]) -> Flight | None:
         """Launch the next round in the same lanes, which stand on the device as the last one leaves
-        them; those who have come take free ones.
+        them; those who have come take free ones, and those whom the host decides leave theirs.
 
         None if more or fewer lanes would do, or if all requests may be over: then it is launched
         when the outcome of the last one is known."""
-        shape, spans = flight.round.shape, plan.answering
+        indices = [
+            index
+            for index, span in enumerate(plan.answering)
+            if flight.lane(span) not in flight.by_host
+        ]
+        shape, spans = flight.round.shape, [plan.answering[index] for index in indices]
         most = flight.longest(spans)
         ends = [len(span.request.prompt) + span.request.limit for span in spans]
         may_end = all(length >= end for length, end in zip(most, ends, strict=True))
-        if may_end or self._captures.size(len(spans)) != shape.num_lanes:
+        if may_end or self._captures.size(len(plan.answering)) != shape.num_lanes:
             return None
-        asked = self._drafter.asked(plan, range(len(spans)))
+        asked = self._drafter.asked(plan, indices)
         texts = [span.request.tokens for span in spans]
         is_trial = plan.drafts.is_trial
         return self._launch(spans, texts, asked, parts, behind=flight, is_trial=is_trial)
@@ -261,15 +233,11 @@ class Captured:
         plan: RoundPlan,
         results: dict[int, Landed],
     ) -> None:
-        """Sort outcomes by request, and note how much of each text the drafter now stores."""
-        length = flight.round.shape.draft_length
+        """Sort outcomes by request."""
         for span in plan.answering:
             lane = flight.lane(span)
             if lane is not None:
-                landed = results[span.request.number] = Landed(flight, lane, table[lane])
-                if flight.follows[lane]:
-                    num_accepted = max(landed.row[0], 0)
-                    self._drafter.note(span.row, flight.lengths[lane], num_accepted, length)
+                results[span.request.number] = Landed(flight, lane, table[lane])
 
     def _answer_undrafted(self, plan: RoundPlan, results: dict[int, Landed]) -> bool:
         """Score again, without drafts, the requests whose draft had no law, and stop drafting for
@@ -295,27 +263,36 @@ class Captured:
         end: float,
     ) -> Decision:
         drawn = Drawn.SAMPLED if self._rule.needs_draft_probs else Drawn.SHARED
-        proposals, paths, extra, faults, missing = [], [], [], [], set()
-        reports: list[list[Report]] = []
-        for index, span in enumerate(plan.answering):
-            landed = results.get(span.request.number, NOT_LANDED)
-            if landed is NOT_LANDED:
-                missing.add(index)
-            row, room = landed.row, span.request.limit - span.request.num_output - 1
-            proposal = proposal_of(self._captures.tree, row[4:], min(landed.asked, room), drawn)
-            proposals.append(proposal)
-            paths.append(proposal.path(row[3] - 1) if row[0] > 0 else ())
-            is_told = span.request.num_logprobs is not None
-            reports.append(landed.reports(paths[-1]) if is_told else [])
-            extra.append(row[1])
-            faults.append(fault_of(span.request, row[2]))
+        spans = plan.answering
+        landed = [results.get(span.request.number, NOT_LANDED) for span in spans]
+        missing = [index for index, one in enumerate(landed) if one is NOT_LANDED]
+        proposals = []
+        for span, one in zip(spans, landed, strict=True):
+            asked = min(one.asked, span.request.limit - span.request.num_output - 1)
+            proposals.append(proposal_of(self._captures.tree, one.row[4:], asked, drawn))
+        answers = answers_of(self._steps, spans, proposals, landed)
+        for span, one, answer in zip(spans, landed, answers, strict=True):
+            self._note_stored(span.row, one, answer)
         height = 0 if flight is None else flight.round.shape.draft_length
         middle = begin + (end - begin) * self._drafter.share(height, self._state.storage)
-        laws: Any = CapturedLaws(faults, reports)
+        paths, extra = [answer.path for answer in answers], [answer.extra for answer in answers]
+        laws: Any = CapturedLaws(answers)
         drafted = Drafted(proposals, height or None, flight is not None and flight.is_trial)
         load = None if flight is None else flight.load
         times = [begin, middle, end, end]
         return Decision(drafted, paths, extra, laws, times, load=load, waiting=frozenset(missing))
+
+    def _note_stored(self, row: int, landed: Landed, answer: Answer) -> None:
+        """Note how much of a text the drafter stores after a round: what the device has decided, as
+        far as the host, if it decides, agrees."""
+        flight, lane = landed.flight, landed.lane
+        if flight is None or not flight.follows[lane]:
+            return
+        num_accepted = max(landed.row[0], 0)
+        if landed.is_by_host:  # the token after them may be another
+            num_accepted = min(num_accepted, len(answer.path)) - 1
+        length = flight.round.shape.draft_length
+        self._drafter.note(row, flight.lengths[lane], num_accepted, length)
 
     def _take_off(self, plan: RoundPlan, decision: Decision, parts: Sequence[Part]) -> None:
         """Launch the next round for the requests of a plan that may go on, and for those that
@@ -378,8 +355,19 @@ class Captured:
         able = [can and span.row not in crowded for can, span in zip(able, spans, strict=True)]
         if drafts is None and not self._drafter.is_on_host:
             length, able = 0, [False] * len(spans)
-        asked = [min(count, length) if can else 0 for count, can in zip(asked, able, strict=True)]
-        needs = Needs.of([span.request for span in spans])
+        on_device = [fits_device(span.request) for span in spans]
+        asked = [
+            min(count, length) if can and (fits or self._drafts_for_host) else 0
+            for count, can, fits in zip(asked, able, on_device, strict=True)
+        ]
+        by_host = {
+            lane: count
+            for lane, count, fits in zip(order, asked, on_device, strict=True)
+            if not fits
+        }
+        needs = Needs.of(
+            [span.request for span, fits in zip(spans, on_device, strict=True) if fits]
+        )
         self._needs = needs.joined(self._needs)
         shape = RoundShape(
             num_lanes,
@@ -407,13 +395,14 @@ class Captured:
         new = [lane for lane, is_moved in zip(order, moves, strict=True) if not is_moved]
         lengths, num_read = list(map(len, all_texts)), size + count(outside)
         flight = Flight(
-            made, all_spans, lengths, all_asked, follows, frozenset(new), is_trial, num_read
-        )
+            made, all_spans, lengths, all_asked, follows, frozenset(new), is_trial, num_read,
+            by_host,
+        )  # fmt: skip
         self._board(flight, {lane: all_texts[lane] for lane in new}, behind)
         made.read(inside)
         if guesses:
             made.guess(guesses)
-        flight.turn = made.launch()
+        flight.turn = made.launch(by_host)
         flight.launched = begin + captures.seconds - before
         return flight
 
@@ -441,7 +430,9 @@ class Captured:
             if made:
                 lanes.join(list(spans), made, asked)
         if lanes.edits is not None and made:
-            requests = [span.request for span in spans.values()]
+            requests = [
+                None if lane in flight.by_host else span.request for lane, span in spans.items()
+            ]
             lanes.edits.put(requests, list(texts.values()), places)
 
     def _draft_length(self, asked: Sequence[int], num_lanes: int, longest: int) -> int:

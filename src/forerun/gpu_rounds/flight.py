@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from forerun.engine.plan import Load, Span
 from forerun.engine.request import Report
@@ -26,6 +26,17 @@ class Landed(NamedTuple):
     def asked(self) -> int:
         """The number of tokens of the draft that count."""
         return 0 if self.flight is None else self.flight.asked[self.lane]
+
+    @property
+    def is_by_host(self) -> bool:
+        """Whether the host decides the lane."""
+        return self.flight is not None and self.lane in self.flight.by_host
+
+    @property
+    def logits(self) -> Any:
+        """The rows (N, V) after the text and each token of the draft, of such a lane."""
+        assert self.flight is not None
+        return self.flight.round.logits(self.flight.turn, self.lane)
 
     def reports(self, path: Sequence[int]) -> list[Report]:
         """The log-probabilities of an accepted path and of the token after it, if the round
@@ -51,6 +62,7 @@ class Flight:
     new: frozenset[int]  # lanes that the round before it had not
     is_trial: bool  # its drafts do not seem to pay
     num_read: int  # prompt tokens read in it, and in passes just before it
+    by_host: Mapping[int, int]  # lanes that the host decides, and how many tokens each drafts
     launched: float = 0.0  # when
     turn: int = 0  # which of the round's places for results is its own
 

@@ -119,9 +119,6 @@ class HostDrafts(Captured):
     def commit(self, plan: RoundPlan, decision: Decision, counts: Sequence[int]) -> None:
         """Keep what became text, and tell the drafter."""
         super().commit(plan, decision, counts)
-        if self._halves is not None:  # the others are told of by the host's part
-            plan, indices = self._halves.first
-            decision, counts = self._halves.decisions[0], [counts[index] for index in indices]
         if self._drafting.drafter is None:
             return
         outcomes = []

@@ -7,7 +7,7 @@ the host has looked at the last.  One small table comes back.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -77,6 +77,7 @@ class Turn(NamedTuple):
     is_done: Any
     states: Any = None  # (num_tokens, F), on the device, for the host
     likely: Any = None  # of `Likeliest`, by lane, on the host
+    logits: Any = None  # a dict: rows (N, V) of the lanes that the host decides, on the host
 
 
 class CapturedRound:
@@ -110,6 +111,7 @@ class CapturedRound:
                 torch.cuda.Event() if on_device else None,
                 None if is_heard else self._states(shape.num_tokens),
                 self._likeliest and torch.zeros(self._likeliest.table.shape, pin_memory=on_device),
+                {},
             )
             for _ in range(2)
         ]
@@ -189,8 +191,11 @@ class CapturedRound:
         if self._block is not None:
             self._block.put(parts)
 
-    def launch(self) -> int:
-        """Queue a round; returns the turn whose results can be waited for."""
+    def launch(self, by_host: Mapping[int, int]) -> int:
+        """Queue a round; returns the turn whose results can be waited for.
+
+        by_host: the lanes that the host decides, and how many tokens each drafts.
+        """
         self.prepare()
         if self._graph is None:
             self.queue()
@@ -205,6 +210,10 @@ class CapturedRound:
             )  # the next round may be one of this shape
         if self._likeliest is not None:
             turn.likely.copy_(self._likeliest.table, non_blocking=True)
+        turn.logits.clear()
+        rows = self._logits.view(self.shape.num_lanes, self.shape.num_nodes + 1, -1)
+        for lane, length in by_host.items():
+            turn.logits[lane] = _on_its_way(rows[lane, : length + 1])
         if turn.is_done is not None:
             turn.is_done.record()
         return self._turn
@@ -220,6 +229,10 @@ class CapturedRound:
         text, then its draft."""
         first = lane * (self.shape.draft_length + 1)
         return self._turns[turn].states[first : first + count].clone()
+
+    def logits(self, turn: int, lane: int) -> Any:
+        """The rows (N, V) of a lane that the host decides."""
+        return self._turns[turn].logits[lane].numpy()
 
     def reports(self, turn: int, lane: int, path: Sequence[int]) -> list[Report]:
         """The log-probabilities of the tokens that a lane emits, if the round computes them."""
@@ -342,6 +355,12 @@ class CapturedRound:
             )  # fmt: skip
             if kept is not None and not self._is_direct:
                 kept[:, step].copy_(logits)
+
+
+def _on_its_way(tensor: Any) -> Any:
+    """A copy on the host, which is there when the device has come so far."""
+    copied = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=tensor.is_cuda)
+    return copied.copy_(tensor, non_blocking=True)
 
 
 def _padded(count: int) -> int:

@@ -21,9 +21,9 @@ from forerun.engine.proposal import Proposal
 from forerun.engine.request import Request, report_of
 from forerun.engine.stepwise import Decision, Stepwise
 from forerun.gpu.inference import inference
-from forerun.gpu_rounds.edits import Edits, edits_law
-from forerun.gpu_rounds.joining import fault_of, needs_host
+from forerun.gpu_rounds.edits import Edits, edits_law, fits_device
 from forerun.gpu_rounds.lanes import MOST, cuts_law
+from forerun.gpu_rounds.outcomes import fault_of
 from forerun.kernels.decide import sample
 from forerun.kernels.scratch import CutScratch, Outcome, Scratch
 from forerun.kernels.truncation import find_thresholds
@@ -49,18 +49,18 @@ class SampledSteps(Stepwise):
 
     @inference
     def execute(self, plan: RoundPlan) -> Decision:
-        self._is_on_host = needs_host(plan) if type(self.rule) is Match else ()
+        self._is_on_host = [not fits_device(span.request) for span in plan.answering]
         return super().execute(plan)
 
     def _score(self, plan: RoundPlan, drafts: Sequence[Proposal]) -> Any:
         scored = self._score_on_device(plan, drafts)
         return LazyRows(scored) if type(self.rule) is Match else to_numpy(scored)
 
-    def _decide(
+    def decide(
         self, spans: Sequence[Span], drafts: Sequence[Proposal], logits: Any
     ) -> tuple[TargetLaws, list[Sequence[int]], list[int]]:
         if type(self.rule) is not Match or not spans:
-            return super()._decide(spans, drafts, logits)
+            return super().decide(spans, drafts, logits)
         tokens, faults = self._sample(spans, drafts, logits.on_device)
         laws = SampledLaws(
             [span.request for span in spans], drafts, logits, tokens, faults, self._is_on_host

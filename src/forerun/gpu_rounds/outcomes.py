@@ -1,0 +1,108 @@
+"""What a captured round decides for each lane, on the device or on the host."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+from forerun.base.errors import InputError, explain
+from forerun.engine.laws import Fault
+from forerun.engine.plan import Span
+from forerun.engine.proposal import NOTHING, Proposal
+from forerun.engine.request import Report, Request
+from forerun.engine.stepwise import Stepwise
+from forerun.gpu_rounds.edits import edits_law
+from forerun.gpu_rounds.flight import NOT_LANDED, Landed
+from forerun.kernels.triton.keys import TARGET_ROW
+from forerun.rules.types import Drawn
+from forerun.trees.tree import Tree
+
+
+class Answer(NamedTuple):
+    """The outcome of one lane."""
+
+    path: Sequence[int]  # accepted nodes of the draft
+    extra: int  # the token after them
+    reports: list[Report]  # of log-probabilities, where they are wanted
+    fault: Fault | None
+
+
+NO_ANSWER = Answer((), 0, [], None)
+"""Of a request that has no lane in the round."""
+
+
+def answers_of(
+    steps: Stepwise, spans: Sequence[Span], drafts: Sequence[Proposal], landed: Sequence[Landed]
+) -> list[Answer]:
+    """The outcomes of lanes, those included that the host decides by their logits."""
+    answers = [
+        NO_ANSWER if one is NOT_LANDED or one.is_by_host else _answer(span.request, draft, one)
+        for span, draft, one in zip(spans, drafts, landed, strict=True)
+    ]
+    by_host = [index for index, one in enumerate(landed) if one.is_by_host]
+    logits: Any = {
+        (row, slot): scores
+        for row, index in enumerate(by_host)
+        for slot, scores in enumerate(landed[index].logits)
+    }
+    laws, paths, extra = steps.decide(
+        [spans[index] for index in by_host], [drafts[index] for index in by_host], logits
+    )
+    for row, index in enumerate(by_host):
+        answers[index] = Answer(paths[row], extra[row], *laws.settle(row, paths[row]))
+    return answers
+
+
+def _answer(request: Request, draft: Proposal, landed: Landed) -> Answer:
+    """The outcome that the device has decided."""
+    row = landed.row
+    path = draft.path(row[3] - 1) if row[0] > 0 else ()
+    reports = [] if request.num_logprobs is None else landed.reports(path)
+    return Answer(path, row[1], reports, fault_of(request, row[2]))
+
+
+def proposal_of(tree: Tree | None, tokens: Sequence[int], height: int, drawn: Drawn) -> Proposal:
+    """The draft of a lane, as far as it was judged; tree: its whole shape, None for a chain."""
+    if tree is None or not height:
+        return Proposal(list(tokens[:height]), drawn) if height else NOTHING
+    count = sum(depth < height for depth in tree.depths)
+    return Proposal(list(tokens[:count]), drawn, tree=tree.first(count))
+
+
+class CapturedLaws:
+    """The laws of a captured round, of which the host knows faults and log-probabilities."""
+
+    def __init__(self, answers: Sequence[Answer]) -> None:
+        self._answers = answers
+
+    def settle(self, row: int, path: Sequence[int]) -> tuple[list[Report], Fault | None]:
+        return self._answers[row].reports, self._answers[row].fault
+
+
+def fault_of(request: Request, code: int) -> Fault | None:
+    """The fault because of which a lane could not be decided; nothing of its round is kept."""
+    if code == 0:
+        return None
+    wrong = "The logits hold NaN, +Inf or nothing finite."
+    cure = "Check the model's weights and precision."
+    if edits_law(request):
+        wrong = (
+            "The logits hold NaN or +Inf, or a bias, bad words or min_tokens forbid every token."
+        )
+        cure = "Loosen what forbids them, or check the model's weights and precision."
+    error = InputError(explain(wrong, f"slot {code // 16} of a round", cure))
+    return Fault(0, request.num_output, error)
+
+
+DRAFT_FAULT = InputError(
+    explain(
+        "The draft's logits hold NaN, +Inf or nothing finite.",
+        "a draft without a distribution",
+        "Check the drafting model's weights and precision.",
+    )
+)
+
+
+def is_of_draft(code: int) -> bool:
+    """Whether a fault lies in the draft, and not in the target."""
+    return code != 0 and code % 16 != int(TARGET_ROW.value)
