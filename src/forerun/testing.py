@@ -198,6 +198,7 @@ class _Court:
         for temperature in (0.0, 0.9):
             sampling = Sampling(seed=3, temperature=temperature)
             how: dict[str, Any] = {"sampling": sampling, "max_new_tokens": limits}
+            how |= {"ignore_eos": True}
             plain = generate(self.target, self.prompts, drafter=None, **how)
             for tree, length in ((None, 1), (None, 5), (8, 4), (TREE, 2)):
                 how |= {"tree": tree, "draft_length": length, "batch_size": 2}

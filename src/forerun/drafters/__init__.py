@@ -9,12 +9,14 @@ from forerun.drafters.heads import Heads
 from forerun.drafters.medusa import Medusa
 from forerun.drafters.mixed import Mixed
 from forerun.drafters.model import Model
+from forerun.drafters.mtp import MTP
 from forerun.drafters.ngram import NGram
 from forerun.drafters.quantized import Quantized
 from forerun.drafters.suffix import Suffix
 from forerun.drafters.through_text import ThroughText
 
 __all__ = [
+    "MTP",
     "Block",
     "Drafter",
     "EarlyExit",

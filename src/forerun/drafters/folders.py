@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Collection, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -41,7 +42,7 @@ KINDS = {
 
 DRAFTERS = {
     "forerun": "heads", "block": "block", "eagle3": "eagle3", "dflash": "dflash",
-    "medusa": "medusa",
+    "medusa": "medusa", "mtp": "mtp",
 }  # fmt: skip
 """The kinds that draft here, by the drafter that reads them (`drafters/registry.py`)."""
 
@@ -87,6 +88,8 @@ def kind_of(folder: Path, config: Mapping[str, Any]) -> str:
         return "eagle3"
     if "eagle" in names:
         return "eagle"
+    if "mtp" in names or "nextn" in names:
+        return "mtp"
     is_medusa = "medusa" in names or {"medusa_num_heads", "medusa_num_layers"} & config.keys()
     if is_medusa or any(folder.glob("medusa_lm_head.*")):
         return "medusa"
@@ -143,12 +146,17 @@ def description_of(folder: Path) -> dict[str, Any]:
     raise InputError(explain(wrong, repr(str(folder)), "Copy or download the folder again."))
 
 
-def tensors_of(folder: Path) -> dict[str, NDArray[Any]]:
-    """All tensors of a published folder: floats as float32, whole numbers and booleans as they
-    are.  A pickle is read as tensors alone, and code in it is never run."""
+def tensors_of(
+    folder: Path, choose: Callable[[set[str]], Collection[str]] | None = None
+) -> dict[str, NDArray[Any]]:
+    """Tensors of a published folder: floats as float32, whole numbers and booleans as they are.  A
+    pickle is read as tensors alone, and code in it is never run.
+
+    choose: of the names of all tensors, those to read; None: all of them.
+    """
     try:
-        import safetensors.torch
         import torch
+        from safetensors import safe_open
     except ModuleNotFoundError as error:
         wrong, received = "A published drafter needs torch and safetensors.", f"no {error.name}"
         cure = 'Install them with: pip install "forerun[hf]"'
@@ -157,13 +165,15 @@ def tensors_of(folder: Path) -> dict[str, NDArray[Any]]:
     if not files:
         wrong = f"The folder has no weights: no {', '.join(WEIGHTS)}."
         raise InputError(explain(wrong, repr(str(folder)), "Copy or download it whole."))
-    found: dict[str, NDArray[Any]] = {}
+    found: dict[str, Callable[[], Any]] = {}
     for file in files:
         try:
             if file.suffix == ".safetensors":
-                stored = safetensors.torch.load_file(file)
-            else:
-                stored = torch.load(file, map_location="cpu", weights_only=True)
+                opened = safe_open(file, "pt")
+                names: list[str] = opened.keys()  # type: ignore[no-untyped-call]
+                found |= {name: partial(opened.get_tensor, name) for name in names}
+                continue
+            stored = torch.load(file, map_location="cpu", weights_only=True)
         except Exception as error:  # torch and safetensors raise a dozen kinds for broken files
             is_code = "weights_only" in str(error) or "Unsupported" in str(error)
             wrong = (
@@ -180,8 +190,9 @@ def tensors_of(folder: Path) -> dict[str, NDArray[Any]]:
         if others:
             wrong, cure = f"{file.name} holds more than tensors.", "Leave out what is none."
             raise InputError(explain(wrong, f"{others[0]!r} is none", cure))
-        found |= {name: _array(value) for name, value in stored.items()}
-    return found
+        found |= {name: partial(stored.get, name) for name in stored}
+    chosen = found if choose is None else choose({*found})
+    return {name: _array(found[name]()) for name in chosen}
 
 
 def _array(value: Any) -> NDArray[Any]:

@@ -87,6 +87,14 @@ def medusa(source: str = "") -> Drafter:
     return made
 
 
+def mtp(*source: str) -> Drafter:
+    """The drafter `mtp`; its argument is a folder or a hub name, by default the target's files."""
+    from forerun.drafters.mtp import MTP
+
+    made: Drafter = MTP(*source)
+    return made
+
+
 FACTORIES: dict[str, Factory] = {
     "ngram": NGram,
     "suffix": Suffix,
@@ -97,6 +105,7 @@ FACTORIES: dict[str, Factory] = {
     "block": block,
     "dflash": block,
     "medusa": medusa,
+    "mtp": mtp,
 }
 """Those that come with Forerun."""
 

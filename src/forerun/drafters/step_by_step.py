@@ -21,6 +21,8 @@ class StepByStep(Listener):
     def propose(
         self, state: Listening, turns: Sequence[Turn], *, shared_noise: bool
     ) -> list[Guess]:
+        if shared_noise and (lines := state.lines(turns, self.tokens)) is not None:
+            return lines
         depths = [turn.height if state.can_draft(turn.row) else 0 for turn in turns]
         growths = [
             Growth(turn, state.texts[turn.row], depth)

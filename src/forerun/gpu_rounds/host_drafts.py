@@ -12,7 +12,7 @@ from dataclasses import replace
 from typing import Any
 
 from forerun.base.clock import working
-from forerun.drafters import Block, Forced, Heads, Mixed, NGram, Suffix
+from forerun.drafters import MTP, Block, Forced, Heads, Mixed, NGram, Suffix
 from forerun.drafters.base import Outcome
 from forerun.engine.drafting import Drafting
 from forerun.engine.plan import DraftPlan, RoundPlan, Span
@@ -163,5 +163,5 @@ def drafts_beside(drafter: Any, rule: Rule) -> bool:
     if type(drafter) is Mixed:
         return type(rule) is Match and all(drafts_beside(part, rule) for part in drafter.drafters)
     return type(drafter) in (NGram, Suffix) or (
-        type(drafter) in (Heads, Block) and type(rule) is Match
+        type(drafter) in (Heads, MTP, Block) and type(rule) is Match
     )

@@ -116,15 +116,16 @@ def unroll(
         known = torch.nn.functional.pad(embeddings[:, 1 + step :], (0, 0, 0, step))
         known = known if step == 0 else known[:, first:]
         cos, sin = network.angles(at + step)
-        query, key, value = network.project(features, known, cos, sin)
+        residual, inputs = network.enter(features, known)
+        query, key, value = network.split(inputs, cos, sin)
         if past is None:
             past = key.transpose(1, 2), value.transpose(1, 2)
-            query, features = query[:, first:], features[:, first:]
+            query, residual = query[:, first:], residual[:, first:]
         else:
             later.append((key.transpose(1, 2)[:, :, None], value.transpose(1, 2)[:, :, None]))
         grouped = query.unflatten(2, (heads, -1)).permute(0, 2, 3, 1, 4)  # (B, KV, G, Q, d)
         attended = _attend(grouped, past, later, bias)
-        outputs = network.finish(features, attended.permute(0, 3, 1, 2, 4).flatten(2))
+        outputs = network.add(residual, attended.permute(0, 3, 1, 2, 4).flatten(2))
         yield outputs
         features = network.next_features(outputs)
 

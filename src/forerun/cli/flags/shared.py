@@ -26,6 +26,7 @@ DRAFTERS = (
     "block",
     "dflash",
     "medusa",
+    "mtp",
 )
 DRAFTER = (
     f"auto, {', '.join(DRAFTERS)}, a model, none, or several as a+b (default: auto, a trained "

@@ -17,11 +17,11 @@ from numpy.typing import NDArray
 from forerun.base.errors import UnsupportedError, explain
 from forerun.drafters.folders import description_of, kind_of, refuse, tensors_of
 from forerun.drafters.heads.design import BlockDesign
-from forerun.drafters.heads.eagle3 import LATER, LAYER
+from forerun.drafters.heads.eagle3 import LATER
 from forerun.drafters.heads.files import Trained
 from forerun.drafters.heads.fingerprint import Fingerprint
 from forerun.drafters.heads.fitting import check
-from forerun.drafters.heads.published import PublishedFiles
+from forerun.drafters.heads.published import LAYER, PublishedFiles
 from forerun.drafters.heads.readings import head_of
 
 KIND = "dflash"
@@ -117,27 +117,15 @@ class Files(PublishedFiles):
 
     def design(self) -> BlockDesign:
         """The sizes and switches of the network."""
-        config = self.config
-        size = config.head_dim or config.hidden_size // config.num_attention_heads
-        inner = ("qkv", "output", "gate_up", "down")
-        biases = tuple(name for name in inner if f"layers.0.{LAYER[name][0]}.bias" in self.tensors)
-        frequencies, factor = self._rotation(size)
+        config, sizes = self.config, self._sizes("layers.0.")
+        if "fc.bias" in self.tensors:
+            sizes["biases"] = ("fuse", *sizes["biases"])
         return BlockDesign(
-            hidden_size=config.hidden_size,
-            num_heads=config.num_attention_heads,
-            num_kv_heads=config.num_key_value_heads,
-            head_size=size,
-            mlp_size=config.intermediate_size,
+            **sizes,
             layers=self._layers(),
             num_tokens=self.switch("draft_vocab_size") or config.vocab_size,
-            rope_theta=0.0,
-            norm_eps=float(config.rms_norm_eps),
             state_norm="none",
-            has_head_norms="layers.0.self_attn.q_norm.weight" in self.tensors,
-            biases=("fuse", *biases) if "fc.bias" in self.tensors else biases,
             num_layers=config.num_hidden_layers,
-            frequencies=frequencies,
-            rotary_factor=factor,
             block_size=self._whole("block_size", 2, 1024),
             mask_token=self._whole("mask_token_id", 0, config.vocab_size - 1),
             anchor_guesses=bool(self.switch("sample_from_anchor")),

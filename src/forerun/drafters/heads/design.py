@@ -33,6 +33,8 @@ class Design:
     norms_output: bool = False  # the next feature is the output after the norm of the head
     has_head_norms: bool = False  # of each query and key, before they are rotated
     biases: tuple[str, ...] = ()  # products that add a bias
+    is_joined: bool = False  # feature and embedding become one vector before the layer, and no
+    # states are fused (`mtp.py`)
     num_layers: int = 1
     target_size: int | None = None  # the target's hidden size, where the network has another
     frequencies: tuple[float, ...] = ()  # (d / 2,): of the rotation; empty: those of `rope_theta`
@@ -67,7 +69,8 @@ class Design:
     def shapes(self) -> dict[str, tuple[int, ...]]:
         """The shapes of the network's weights, as `Network.state_dict` names them."""
         width = self.hidden_size
-        shapes = self._ends | {"norm_embedding.weight": (width,)} | self._layer(2 * width)
+        shapes = self._ends | {"norm_embedding.weight": (width,)}
+        shapes |= self._layer(width if self.is_joined else 2 * width)
         for number in range(self.num_layers - 1):
             inside = self._layer(width) | {"norm.weight": (width,)}
             shapes |= {f"deeper.{number}.{name}": shape for name, shape in inside.items()}
@@ -77,8 +80,13 @@ class Design:
     def _ends(self) -> dict[str, tuple[int, ...]]:
         """The weights before and after the layers."""
         width = self.hidden_size
-        products = {"fuse": (width, self.num_features), "head": (self.num_tokens, width)}
+        products = {"head": (self.num_tokens, width)}
         norms = {"norm_feature": (width,), "norm_head": (width,)}
+        if self.is_joined:
+            products |= {"join": (width, 2 * width)}
+            norms |= {"norm": (width,)}
+        else:
+            products |= {"fuse": (width, self.num_features)}
         if self.norm_parts:
             norms["norm_layers"] = (self.num_features,)
         return self._named(products, norms)

@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from forerun.base.errors import UnsupportedError, explain
-from forerun.drafters.base import Guess, Turn
 from forerun.drafters.folders import description_of, find, kind_of, refuse
 from forerun.drafters.heads.design import Design
 from forerun.drafters.heads.eagle3 import KIND, Published
 from forerun.drafters.heads.eagle3 import load as load_published
 from forerun.drafters.heads.files import Trained, load
 from forerun.drafters.heads.fitting import check, fit, load_shipped
-from forerun.drafters.heads.listening import Listening
 from forerun.drafters.heads.readings import settle
 from forerun.drafters.heads.runner import Runner
 from forerun.drafters.step_by_step import StepByStep
@@ -58,13 +55,6 @@ class Heads(StepByStep):
 
     def fit(self, target: Any) -> Runner:
         return fit(self._for(target), target)
-
-    def propose(
-        self, state: Listening, turns: Sequence[Turn], *, shared_noise: bool
-    ) -> list[Guess]:
-        if shared_noise and (lines := state.lines(turns, self.tokens)) is not None:
-            return lines
-        return super().propose(state, turns, shared_noise=shared_noise)
 
     def _for(self, target: Any) -> Trained:
         """The network for this target."""

@@ -23,22 +23,12 @@ from forerun.base.errors import UnsupportedError, explain
 from forerun.drafters.folders import description_of, kind_of, refuse, tensors_of
 from forerun.drafters.heads.design import Design
 from forerun.drafters.heads.fingerprint import Fingerprint
-from forerun.drafters.heads.published import PublishedFiles
+from forerun.drafters.heads.published import LAYER, PublishedFiles, matched
 
 KIND = "eagle3"
 Rotation = tuple[NDArray[np.float32], float]
 """Turns per position (d / 2,), and the factor of cosines and sines."""
 
-LAYER = {
-    "qkv": ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"),
-    "norm_query": ("self_attn.q_norm",),
-    "norm_key": ("self_attn.k_norm",),
-    "output": ("self_attn.o_proj",),
-    "norm_mlp": ("post_attention_layernorm",),
-    "gate_up": ("mlp.gate_proj", "mlp.up_proj"),
-    "down": ("mlp.down_proj",),
-}
-"""The tensors that each weight of a layer is made of, one below the other."""
 FIRST = {"norm_feature": ("hidden_norm",), "norm_embedding": ("input_layernorm",)}
 LATER = {"norm": ("input_layernorm",)}
 ENDS = {"fuse": ("fc",), "norm_head": ("norm",), "head": ("lm_head",)}
@@ -168,36 +158,22 @@ class Files(PublishedFiles):
 
     def design(self) -> Design:
         """The sizes and switches of the network, except for the layers that it reads."""
-        config = self.config
         norms = [bool(self.switch(name)) for name in ("norm_before_fc", "fc_norm", "use_aux_norm")]
         if norms[0] and any(norms[1:]):
             wrong = "norm_before_fc and fc_norm exclude one another, and both are set."
             raise self._broken(wrong, "both")
         each = any(norms[1:])
-        inner = ("qkv", "output", "gate_up", "down")
-        biases = tuple(name for name in inner if f"layers.0.{LAYER[name][0]}.bias" in self.tensors)
+        sizes = self._sizes("layers.0.")
         if "fc.bias" in self.tensors:
-            biases = ("fuse", *biases)
-        size = config.head_dim or config.hidden_size // config.num_attention_heads
-        frequencies, factor = self._rotation(size)
+            sizes["biases"] = ("fuse", *sizes["biases"])
         return Design(
-            hidden_size=config.hidden_size,
-            num_heads=config.num_attention_heads,
-            num_kv_heads=config.num_key_value_heads,
-            head_size=size,
-            mlp_size=config.intermediate_size,
+            **sizes,
             layers=self.layers()[0] if self.layers() else (0,) * 3,
-            num_tokens=self.switch("draft_vocab_size") or config.vocab_size,
-            rope_theta=0.0,
-            norm_eps=float(config.rms_norm_eps),
+            num_tokens=self.switch("draft_vocab_size") or self.config.vocab_size,
             state_norm="together" if norms[0] else "each" if each else "none",
             norms_output=bool(self.switch("norm_output")),
-            has_head_norms="layers.0.self_attn.q_norm.weight" in self.tensors,
-            biases=biases,
-            num_layers=config.num_hidden_layers,
+            num_layers=self.config.num_hidden_layers,
             target_size=self._target_size(),
-            frequencies=frequencies,
-            rotary_factor=factor,
         )
 
     def layers(self) -> list[tuple[int, ...]]:
@@ -253,25 +229,16 @@ class Files(PublishedFiles):
 
 def pieces(design: Design) -> dict[str, list[tuple[str, int]]]:
     """The published tensors, and their rows, that make up each of our weights."""
-    inner, shared = design.num_heads * design.head_size, design.num_kv_heads * design.head_size
-    rows = {"qkv": (inner, shared, shared), "gate_up": (design.mlp_size, design.mlp_size)}
-    names: dict[str, tuple[str, ...]] = {f"{ours}.": theirs for ours, theirs in ENDS.items()}
-    names |= {f"{ours}.": _within(0, theirs) for ours, theirs in (LAYER | FIRST).items()}
+    names: dict[str, tuple[str, ...]] = {**ENDS}
+    names |= {ours: _within(0, theirs) for ours, theirs in (LAYER | FIRST).items()}
     for number in range(1, design.num_layers):
         below = {ours: _within(number, theirs) for ours, theirs in (LAYER | LATER).items()}
-        names |= {f"deeper.{number - 1}.{ours}.": theirs for ours, theirs in below.items()}
+        names |= {f"deeper.{number - 1}.{ours}": theirs for ours, theirs in below.items()}
     if design.state_norm == "each":
-        names["norm_layers."] = tuple(f"fc_norm.{index}" for index in range(len(design.layers)))
-        rows["norm_layers"] = (design.state_size,) * len(design.layers)
+        names["norm_layers"] = tuple(f"fc_norm.{index}" for index in range(len(design.layers)))
     elif design.state_norm == "together":
-        names["norm_layers."] = ("input_norm",)
-    made = {}
-    for ours, shape in design.shapes.items():
-        stem, _, kind = ours.rpartition(".")
-        counts = rows.get(stem.rpartition(".")[2], shape[:1])
-        theirs = names[f"{stem}."]
-        made[ours] = [(f"{name}.{kind}", n) for name, n in zip(theirs, counts, strict=True)]
-    return made
+        names["norm_layers"] = ("input_norm",)
+    return matched(design, names)
 
 
 def swapped(columns: NDArray[Any]) -> NDArray[Any]:

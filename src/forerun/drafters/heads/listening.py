@@ -7,6 +7,7 @@ token is in the last of them.  Entries are run when a draft is wanted: rounds wi
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
@@ -199,15 +200,15 @@ class Listening:
             heard.waiting, heard.logits, heard.num_nodes = [], (logits, index), 0
 
 
-class Listener:
+class Listener(ABC):
     """A drafter that goes on from the target's hidden states, with a network fitted to it."""
 
     def __init__(self) -> None:
         self._runners: WeakKeyDictionary[Any, Runner] = WeakKeyDictionary()
 
+    @abstractmethod
     def fit(self, target: Any) -> Runner:
         """The network for this target, on its device."""
-        raise NotImplementedError
 
     def start(
         self, target: LanguageModel, num_rows: int, capacity: int, rows: Any = None

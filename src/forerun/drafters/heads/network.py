@@ -102,11 +102,15 @@ class Network(Layer):
 
     def __init__(self, design: Design) -> None:
         width, eps = design.hidden_size, design.norm_eps
-        super().__init__(design, 2 * width)
+        super().__init__(design, width if design.is_joined else 2 * width)
         if design.norm_parts:
             size = design.num_features // design.norm_parts
             self.norm_layers = RMSNorm(design.norm_parts, size, eps)
-        self.fuse = nn.Linear(design.num_features, width, bias="fuse" in design.biases)
+        if design.is_joined:
+            self.join = nn.Linear(2 * width, width, bias=False)
+            self.norm = RMSNorm(1, width, eps)
+        else:
+            self.fuse = nn.Linear(design.num_features, width, bias="fuse" in design.biases)
         self.norm_feature = RMSNorm(1, width, eps)
         self.norm_embedding = RMSNorm(1, width, eps)
         self.deeper = nn.ModuleList(Deeper(design) for _ in range(design.num_layers - 1))
@@ -115,20 +119,18 @@ class Network(Layer):
 
     def features(self, hidden: Tensor) -> Tensor:
         """The features f (..., D) of the target's hidden states (..., F)."""
-        fused: Tensor = self.fuse(self.norm_layers(hidden) if self.design.norm_parts else hidden)
-        return fused
+        normed: Tensor = self.norm_layers(hidden) if self.design.norm_parts else hidden
+        return normed if self.design.is_joined else self.fuse(normed)
 
-    def project(
-        self, features: Tensor, embeddings: Tensor, cos: Tensor, sin: Tensor
-    ) -> tuple[Tensor, Tensor, Tensor]:
-        """Queries, keys and values of entries (..., D), rotated."""
-        joined = torch.cat((self.norm_feature(features), self.norm_embedding(embeddings)), -1)
-        return self.split(joined, cos, sin)
-
-    def finish(self, features: Tensor, attended: Tensor) -> Tensor:
-        """The hidden states h (..., D) of entries after the first layer; attended: (..., H * d)."""
-        residual = self.norm_feature(features) if self.design.norms_residual else features
-        return self.add(residual, attended)
+    def enter(self, features: Tensor, embeddings: Tensor) -> tuple[Tensor, Tensor]:
+        """What the first layer adds to, (..., D), and what its queries, keys and values are made
+        of, (..., M), for entries with these features and embeddings (..., D)."""
+        normed = self.norm_feature(features)
+        both = torch.cat((normed, self.norm_embedding(embeddings)), -1)
+        if self.design.is_joined:
+            residual = self.join(both)
+            return residual, self.norm(residual)
+        return normed if self.design.norms_residual else features, both
 
     def logits(self, hidden: Tensor) -> Tensor:
         """Logits over the draft vocabulary, (..., Vd)."""

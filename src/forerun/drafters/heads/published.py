@@ -25,6 +25,17 @@ SIZES = (
     "num_target_layers",
 )  # fmt: skip
 
+LAYER = {
+    "qkv": ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"),
+    "norm_query": ("self_attn.q_norm",),
+    "norm_key": ("self_attn.k_norm",),
+    "output": ("self_attn.o_proj",),
+    "norm_mlp": ("post_attention_layernorm",),
+    "gate_up": ("mlp.gate_proj", "mlp.up_proj"),
+    "down": ("mlp.down_proj",),
+}
+"""The tensors that each weight of a layer is made of, one below the other."""
+
 
 @dataclass
 class PublishedFiles:
@@ -54,7 +65,7 @@ class PublishedFiles:
         for place in (self.described, self.more, self.settings):
             for name in SIZES:
                 size = place.get(name)
-                most = len(self.tensors) if name == "num_hidden_layers" else MOST_SIZE
+                most = self.most_layers if name == "num_hidden_layers" else MOST_SIZE
                 if size is not None and not (type(size) is int and 0 < size <= most):
                     raise self._broken(f"{name} is no size of its tensors.", f"{size!r:.60}")
 
@@ -71,6 +82,11 @@ class PublishedFiles:
             raise self._broken("Its settings contradict one another.", str(error)[:200]) from error
 
     @property
+    def most_layers(self) -> int:
+        """The largest `num_hidden_layers` that is believed."""
+        return len(self.tensors)
+
+    @property
     def more(self) -> Mapping[str, Any]:
         """The settings of this kind of draft model."""
         found = self.described.get(self.inside) or {}
@@ -85,6 +101,26 @@ class PublishedFiles:
             if place.get(name) is not None:
                 return place[name]
         return None
+
+    def _sizes(self, layer: str) -> dict[str, Any]:
+        """The sizes and switches of a decoder layer whose tensors begin so, as `Design` names
+        them."""
+        config, inner = self.config, ("qkv", "output", "gate_up", "down")
+        size = config.head_dim or config.hidden_size // config.num_attention_heads
+        frequencies, factor = self._rotation(size)
+        return {
+            "hidden_size": config.hidden_size,
+            "num_heads": config.num_attention_heads,
+            "num_kv_heads": config.num_key_value_heads,
+            "head_size": size,
+            "mlp_size": config.intermediate_size,
+            "rope_theta": 0.0,
+            "norm_eps": float(config.rms_norm_eps),
+            "has_head_norms": f"{layer}self_attn.q_norm.weight" in self.tensors,
+            "biases": tuple(n for n in inner if f"{layer}{LAYER[n][0]}.bias" in self.tensors),
+            "frequencies": frequencies,
+            "rotary_factor": factor,
+        }
 
     def tokens(self, count: int) -> NDArray[np.int64]:
         """The target's id of each draft token."""
@@ -201,3 +237,22 @@ class PublishedFiles:
     def _unserved(self, reason: str) -> UnsupportedError:
         wrong = f"This {self.noun} cannot draft here: {reason}."
         return UnsupportedError(explain(wrong, repr(str(self.folder)), "Use another one."))
+
+
+def matched(
+    design: Design, names: Mapping[str, tuple[str, ...]]
+) -> dict[str, list[tuple[str, int]]]:
+    """The published tensors, and their rows, that make up each of our weights.
+
+    names: those of the tensors of each weight, by ours; without `.weight` and `.bias`.
+    """
+    inner, shared = design.num_heads * design.head_size, design.num_kv_heads * design.head_size
+    rows = {"qkv": (inner, shared, shared), "gate_up": (design.mlp_size, design.mlp_size)}
+    made = {}
+    for ours, shape in design.shapes.items():
+        stem, _, kind = ours.rpartition(".")
+        theirs = names[stem]
+        even = (shape[0] // len(theirs),) * len(theirs)
+        counts = rows.get(stem.rpartition(".")[2], even)
+        made[ours] = [(f"{name}.{kind}", n) for name, n in zip(theirs, counts, strict=True)]
+    return made

@@ -16,6 +16,7 @@ from forerun.base.errors import notice
 from forerun.drafters.heads.eagle3 import Published, Rotation
 from forerun.drafters.heads.files import Trained
 from forerun.drafters.heads.fitting import fit
+from forerun.drafters.heads.mtp import PublishedLayer
 from forerun.models.base import CpuPass
 
 QUESTIONS = (
@@ -38,19 +39,24 @@ class Answer(NamedTuple):
     states: Any  # (N, L * hidden_size): of all tokens but the last
 
 
-def settle(published: Published, target: Any) -> tuple[Trained, str]:
+def settle(published: Published | PublishedLayer, target: Any) -> tuple[Trained, str]:
     """The head for a target, and a description of how it was read; "" if the files leave nothing
-    open. Raises if the head was made for another target.
-
-    Raises if it was made for another target.
-    """
-    table = head_of(target, published.tokens) if "head.weight" not in published.weights else None
-    weights = (
-        {**published.weights} if table is None else {**published.weights, "head.weight": table}
-    )
+    open. Raises if the head was made for another target."""
+    designs = published.designs(target.num_layers, _rotation_of(target))
+    weights = dict(published.weights)
+    if "head.weight" not in weights:
+        weights["head.weight"] = head_of(target, published.tokens)
+    if isinstance(published, PublishedLayer):
+        weights["norm_layers.weight"] = _without_norm(target)
     readings = {
-        words: Trained(design, published.target, published.tokens, weights, published.embedding)
-        for words, design in published.designs(target.num_layers, _rotation_of(target)).items()
+        words: Trained(
+            design,
+            published.target,
+            published.tokens,
+            {name: weights[name] for name in design.shapes},
+            published.embedding,
+        )
+        for words, design in designs.items()
     }
     if len(readings) == 1:
         return next(iter(readings.values())), ""
@@ -142,6 +148,21 @@ def _rotation_of(target: Any) -> Rotation | None:
     if not hasattr(rotary, "inv_freq"):
         return None
     return rotary.inv_freq.float().cpu().numpy(), float(rotary.attention_scaling)
+
+
+def _without_norm(target: Any) -> Any:
+    """The weights (D,) of a norm that turns states after a target's final norm into those before
+    it, but for their length, which the norm of the feature takes away."""
+    if isinstance(target, CpuPass):
+        gains = target.packed.weights.norms[-1]
+    else:
+        import torch
+
+        norm: Any = target.model.get_decoder().norm
+        with torch.inference_mode():
+            gains = norm(torch.ones_like(norm.weight)).float().cpu().numpy()
+    size = np.sqrt(np.square(gains).mean())
+    return np.divide(size, gains, out=np.zeros_like(gains), where=gains != 0)
 
 
 def head_of(target: Any, tokens: Any) -> Any:

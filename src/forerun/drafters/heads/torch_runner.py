@@ -53,12 +53,13 @@ class TorchRunner:
             fused = self.network.features(hidden)
             where = owners, slots
             angles = self._angles(slots)
-            queries = self._project(state, fused, np.concatenate(tokens), where, angles)
+            known = np.concatenate(tokens)
+            residual, queries = self._project(state, fused, known, where, angles)
             for row, count in zip(rows, counts, strict=True):
                 state.lengths[row] += count
                 state.nodes[row], state.paths[row] = [], []
             if self.network.deeper:
-                outputs = self.network.finish(fused, self._read(state, 0, rows, counts, queries))
+                outputs = self.network.add(residual, self._read(state, 0, rows, counts, queries))
                 for number, layer in enumerate(self.network.deeper, 1):
                     queries = self._keep(state, number, where, layer.project(outputs, *angles))
                     outputs = layer.add(outputs, self._read(state, number, rows, counts, queries))
@@ -66,7 +67,7 @@ class TorchRunner:
             else:
                 seen = [range(state.lengths[row]) for row in rows]
                 attended = self._attend(state, 0, rows, seen, queries[last])
-                outputs = self.network.finish(fused[last], attended)
+                outputs = self.network.add(residual[last], attended)
             following, logits = self._results(outputs)
         state.last.update(zip(rows, following, strict=True))
         return logits
@@ -87,9 +88,9 @@ class TorchRunner:
             stacked = torch.stack(features)
             where = np.asarray(rows), np.asarray(slots)
             angles = self._angles(positions)
-            queries = self._project(state, stacked, tokens, where, angles)
+            residual, queries = self._project(state, stacked, tokens, where, angles)
             attended = self._attend(state, 0, rows, seen, queries)
-            outputs = self.network.finish(stacked, attended)
+            outputs = self.network.add(residual, attended)
             for number, layer in enumerate(self.network.deeper, 1):
                 queries = self._keep(state, number, where, layer.project(outputs, *angles))
                 outputs = layer.add(outputs, self._attend(state, number, rows, seen, queries))
@@ -114,12 +115,12 @@ class TorchRunner:
 
     def _project(
         self, state: TorchRows, features: Tensor, tokens: Any, where: Any, angles: Any
-    ) -> Tensor:
-        """Store the first layer's keys and values of entries (N, D); returns their queries (N, H,
-        d)."""
+    ) -> tuple[Tensor, Tensor]:
+        """Store the first layer's keys and values of entries (N, D); returns what it adds to, (N,
+        D), and their queries (N, H, d)."""
         known = torch.as_tensor(tokens, device=self.embedding.device)
-        embeddings = self.embedding[known].to(self._like)
-        return self._keep(state, 0, where, self.network.project(features, embeddings, *angles))
+        residual, inputs = self.network.enter(features, self.embedding[known].to(self._like))
+        return residual, self._keep(state, 0, where, self.network.split(inputs, *angles))
 
     def _keep(self, state: TorchRows, layer: int, where: Any, projected: Any) -> Tensor:
         """Store keys and values of entries in their rows and slots; returns their queries (N, H,

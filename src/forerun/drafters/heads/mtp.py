@@ -1,0 +1,213 @@
+"""Multi-token prediction (MTP): the layer after the last, which some models carry in their files.
+
+It joins the feature of a token and the embedding of the one after it into one vector, and runs one
+decoder layer over that; embedding and head are the target's.  Layouts differ in the names and in
+which half comes first.  Engines differ in whether a state is read before or after the norm that
+follows it; where no layout settles that, `readings.py` tries both.
+"""
+
+from __future__ import annotations
+
+import itertools
+import re
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from forerun.base.errors import InputError, explain, notice
+from forerun.drafters.folders import description_of, find, kind_of, refuse, tensors_of
+from forerun.drafters.heads.design import Design
+from forerun.drafters.heads.eagle3 import Rotation, swapped
+from forerun.drafters.heads.fingerprint import Fingerprint
+from forerun.drafters.heads.published import LAYER, PublishedFiles, matched
+
+ENDS = ("norm_embedding", "norm_feature", "join", "norm_head")
+"""What is around the decoder layer; `Layout.ends` has the same order."""
+INSIDE = LAYER | {"norm": ("input_layernorm",)}
+MOST_LAYERS = 10_000
+PROMISES = ("num_nextn_predict_layers", "mtp_num_hidden_layers", "num_mtp_layers")
+
+
+@dataclass(frozen=True)
+class Layout:
+    """How the tensors of a layer are called, {} being its number, and what is known of it."""
+
+    around: str  # the beginning of the names around the decoder layer
+    within: str  # of those of the decoder layer
+    ends: tuple[str, str, str, str]
+    begins_with_feature: bool = False  # the joined vector; else with the embedding
+    reads_normed: Sequence[bool] = (True, False)  # the target's states after its final norm
+    norms_output: Sequence[bool] = (True, False)  # its own output goes on after its norm
+
+    def numbers(self, names: Iterable[str]) -> list[int]:
+        """The layers of which there is a tensor, in their order."""
+        around = re.escape(self.around).replace(r"\{\}", r"(\d+)")
+        name = re.compile(rf"{around}(?:{'|'.join(map(re.escape, self.ends))})\.weight")
+        found = filter(None, map(name.fullmatch, names))
+        return sorted({int(match[1]) if match.lastindex else 0 for match in found})
+
+    def has(self, name: str, number: int) -> bool:
+        """Whether a tensor is one of this layer."""
+        around, within = self.around.format(number), self.within.format(number)
+        rest = name.removeprefix(around)
+        return name.startswith(within) or (rest != name and not rest.startswith("layers."))
+
+    def names(self, number: int) -> dict[str, tuple[str, ...]]:
+        """The tensors of each of our weights."""
+        around, within = self.around.format(number), self.within.format(number)
+        names: dict[str, tuple[str, ...]] = {
+            ours: (around + end,) for ours, end in zip(ENDS, self.ends, strict=True)
+        }
+        inside = {ours: tuple(within + each for each in theirs) for ours, theirs in INSIDE.items()}
+        return names | inside
+
+
+DEEPSEEK = ("enorm", "hnorm", "eh_proj", "shared_head.norm")
+QWEN = ("pre_fc_norm_embedding", "pre_fc_norm_hidden", "fc", "norm")
+MIMO = ("token_layernorm", "hidden_layernorm", "input_proj", "final_layernorm")
+LAYOUTS = (
+    Layout("model.layers.{}.", "model.layers.{}.", DEEPSEEK),  # DeepSeek-V3, GLM-4.5
+    Layout("mtp.", "mtp.layers.{}.", QWEN, reads_normed=(True,), norms_output=(True,)),
+    Layout("model.mtp_layers.{}.", "model.mtp_layers.{}.", MIMO, begins_with_feature=True),
+    Layout("mtp_layers.{}.", "mtp_layers.{}.", MIMO, norms_output=(True,)),  # `speculators`
+)
+SHARED = re.compile(r".*(embed_tokens|shared_head\.head|lm_head)\.weight")
+"""Copies of the target's embedding and head."""
+OF_OTHERS = {
+    r"\.experts\.|shared_expert|mlp\.gate\.": "its layer has experts",
+    r"\.(q_a|kv_a|kv_b)_": "its keys and values are compressed (MLA)",
+    r"scale|qweight|qzeros|packed|g_idx|absmax|\.SCB": "its tensors are quantised",
+}
+"""Tensors of layers that our network does not compute, and what they mean."""
+
+
+@dataclass(frozen=True)
+class PublishedLayer:
+    """A layer as it lies on disk, before its target is known."""
+
+    name: str
+    target: Fingerprint
+    design: Design  # its layers are those of the target
+    weights: Mapping[str, NDArray[np.float32]]  # without the head
+    tokens: NDArray[np.int64]  # (V,)
+    layout: Layout
+    embedding: None = None
+
+    def designs(self, num_layers: int, rotation: Rotation | None) -> dict[str, Design]:
+        """Every reading for a target with this many layers, by its description."""
+        found, layout = {}, self.layout
+        for is_normed, norms_output in itertools.product(layout.reads_normed, layout.norms_output):
+            words = [f"states {_when(is_normed)} the final norm"] * (len(layout.reads_normed) > 1)
+            words += [f"outputs {_when(norms_output)} its own"] * (len(layout.norms_output) > 1)
+            found[", ".join(words)] = replace(
+                self.design,
+                layers=(num_layers,),
+                state_norm="none" if is_normed else "each",
+                norms_output=norms_output,
+            )
+        return found
+
+
+def load(place: str | Path) -> PublishedLayer:
+    """Read the first MTP layer of a model's own folder, or of a folder that holds nothing else."""
+    folder = find(place)
+    described = description_of(folder)
+    kind = kind_of(folder, described)
+    if kind not in ("model", "mtp", "forerun"):  # one of ours may lie beside a model
+        refuse(folder, kind, "a model with MTP layers")
+    layer = described.get("transformer_layer_config") or described.get("text_config") or {}
+    settings = described | layer
+    chosen: list[tuple[Layout, int]] = []
+
+    def choose(names: set[str]) -> Collection[str]:
+        chosen.append(_first(folder, settings, names))
+        ((layout, number),) = chosen
+        return [name for name in names if layout.has(name, number) and not SHARED.match(name)]
+
+    tensors = tensors_of(folder, choose)
+    ((layout, number),) = chosen
+    num_layers = settings.get("num_hidden_layers") if kind == "model" else None
+    is_flat = "speculators_model_type" not in described
+    files = Files(folder, settings if is_flat else described, tensors)
+    files.check_settings()
+    design = files.design(layout, number)
+    size = files.config.vocab_size
+    about = Fingerprint("another model", design.hidden_size, num_layers, size, ())
+    weights = files.weights(design, layout, number)
+    return PublishedLayer(str(place), about, design, weights, np.arange(size), layout)
+
+
+def of(target: Any) -> PublishedLayer:
+    """The layer in a target's own files."""
+    name = str(target.name).removesuffix("-int8")
+    folder = Path(name).expanduser()
+    if not folder.is_dir() and "/" not in name:
+        wrong = "The target was not loaded from a folder or the hub, so its files are not known."
+        raise InputError(explain(wrong, name, "Name the folder of its MTP layer: mtp:FOLDER."))
+    return load(folder if folder.is_dir() else name)
+
+
+class Files(PublishedFiles):
+    """The settings of the target, and the tensors of its MTP layer."""
+
+    noun = "MTP layer"
+    most_layers = MOST_LAYERS  # of the target
+
+    def check_settings(self) -> None:
+        """Refuse a layer that computes something other than our network."""
+        self._check_version()
+        self._check_off({"use_sliding_window": "its layer sees a sliding window"})
+        self._check_layers()
+        for pattern, means in OF_OTHERS.items():
+            for name in filter(re.compile(pattern).search, self.tensors):
+                raise self._unserved(f"{means} ({name})")
+        for name, values in self.tensors.items():
+            if values.dtype.kind != "f":
+                raise self._unserved(f"its tensors are quantised ({name}: {values.dtype.name})")
+
+    def design(self, layout: Layout, number: int) -> Design:
+        """The sizes and switches of the network, except for how states are read."""
+        within, config = layout.within.format(number), self.config
+        if self.switch("attn_output_gate"):
+            raise self._unserved("its attention has a gate (attn_output_gate)")
+        return Design(
+            **self._sizes(within), layers=(0,), num_tokens=config.vocab_size, is_joined=True,
+            state_norm="none",
+        )  # fmt: skip
+
+    def weights(
+        self, design: Design, layout: Layout, number: int
+    ) -> dict[str, NDArray[np.float32]]:
+        """The tensors as `Network.state_dict` names them."""
+        names = layout.names(number) | {"head": ("lm_head",)}
+        expected = matched(design, names)
+        del expected["head.weight"]
+        made = self._taken(expected, design.shapes, ())
+        if not layout.begins_with_feature:
+            made["join.weight"] = swapped(made["join.weight"])
+        return made
+
+
+def _first(folder: Path, settings: Mapping[str, Any], names: set[str]) -> tuple[Layout, int]:
+    """The layout of a folder's MTP layers and the number of the first; raises if it has none."""
+    for layout in LAYOUTS:
+        numbers = layout.numbers(names)
+        if len(numbers) > 1:
+            notice(f"{folder} has {len(numbers)} MTP layers; the first makes all guesses")
+        if numbers:
+            return layout, numbers[0]
+    promised = next((name for name in PROMISES if settings.get(name)), None)
+    wrong = "No MTP layer is in the files."
+    if promised:
+        wrong = f"config.json promises an MTP layer ({promised}), but no file has its tensors: "
+        wrong += "they were left out of this copy."
+    cure = "Use the repository of the model's makers, or another drafter."
+    raise InputError(explain(wrong, repr(str(folder)), cure))
+
+
+def _when(is_normed: bool) -> str:
+    return "after" if is_normed else "before"
