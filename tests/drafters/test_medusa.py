@@ -16,6 +16,8 @@ from tiny_heads import VOCAB_SIZE, tiny_llama
 import forerun as fr
 from forerun.base.errors import InputError, UnsupportedError
 from forerun.drafters import Medusa
+from forerun.drafters.base import Outcome
+from forerun.drafters.medusa import MedusaRunner
 from forerun.generation.choosing import make_drafter
 from forerun.testing import Witness, check_drafter
 from forerun.trees.tree import Tree
@@ -116,18 +118,62 @@ def test_the_promises_of_every_drafter(target, tmp_path):
         ({"1.0.linear.bias": torch.full((WIDTH,), np.nan)}, "holds NaN"),
         ({"0.1.weight": torch.ones(VOCAB_SIZE, WIDTH, dtype=torch.int8)}, "holds whole numbers"),
         ({"token_map": torch.arange(40)}, "vocab_size None"),
+        ({"token_map": torch.arange(0)}, "no list of token ids"),
+        ({"token_map": torch.zeros(4, 2, dtype=torch.long)}, "no list of token ids"),
+        ({"token_map": torch.ones(40)}, "no list of token ids"),
+        ({"0.1.weight": torch.ones(VOCAB_SIZE)}, r"0\.head\.weight is of another shape"),
+        ({"0.0.linear.weight": torch.tensor(1.0)}, r"0\.block\.0\.weight is of another shape"),
     ],
-    ids=["missing", "no head", "narrow", "nan", "few bits", "cut"],
 )
 def test_damaged_heads_are_refused(changes, message, tmp_path):
     with pytest.raises(InputError, match=message):
         Medusa(save(tmp_path, **changes))
 
 
-def test_tensors_that_nobody_knows_are_refused(tmp_path):
-    folder = save(tmp_path, **{"0.prefix_layernorm.weight": torch.ones(WIDTH)})
-    with pytest.raises(UnsupportedError, match=r"nothing is known of 0\.prefix_layernorm"):
+@pytest.mark.parametrize("name", ["0.prefix_layernorm.weight", "rotary.inv_freq"])
+def test_tensors_that_nobody_knows_are_refused(name, tmp_path):
+    folder = save(tmp_path, **{name: torch.ones(WIDTH)})
+    with pytest.raises(UnsupportedError, match=f"nothing is known of {name}"):
         Medusa(folder)
+
+
+@pytest.mark.parametrize("scale", ["abc", 0, float("inf"), True])
+def test_a_scale_is_a_positive_number(scale, tmp_path):
+    about = {"medusa_num_heads": NUM_HEADS, "medusa_num_layers": 1, "logit_scale": scale}
+    (save(tmp_path) / "config.json").write_text(json.dumps(about))
+    with pytest.raises(InputError, match=r"logit_scale in .* is no positive number"):
+        Medusa(tmp_path)
+
+
+def test_only_the_heads_of_a_draft_are_run(tmp_path, monkeypatch):
+    """A draft of one guess costs one head."""
+    run, head = [], MedusaRunner.head
+    monkeypatch.setattr(MedusaRunner, "head", lambda *given: run.append(given[1]) or head(*given))
+    how = {"sampling": GREEDY, "max_new_tokens": 6, "ignore_eos": True, "draft_length": 1}
+    fr.generate(fr.wrap(tiny_llama(seed=3)), PROMPTS[0], drafter=Medusa(save(tmp_path)), **how)
+    assert set(run) == {0}
+
+
+def test_only_the_last_hidden_state_is_kept(tmp_path):
+    drafter, target = Medusa(save(tmp_path)), fr.wrap(tiny_llama(seed=3))
+    state = drafter.start(target, 1, 500)
+    drafter.enter(state, 0, list(range(50)), 50)
+    for processed in (20, 49):  # the second part does not follow upon the first
+        drafter.observe(
+            state, [Outcome(0, 0, states=torch.randn(15, WIDTH), num_processed=processed)]
+        )
+        assert state.can_draft(0)
+        ((kept, following),) = state._heard[0].waiting
+        assert kept.untyped_storage().nbytes() == 4 * WIDTH
+        assert following == [processed]
+
+
+def test_a_head_that_all_share_is_stored_once(tmp_path):
+    folder = save(tmp_path)
+    about = {"medusa_num_heads": NUM_HEADS, "medusa_num_layers": 1, "original_lm_head": True}
+    (folder / "config.json").write_text(json.dumps(about))
+    runner = Medusa(folder).fit(fr.wrap(tiny_llama(seed=3)))
+    assert len({head[-1].data_ptr() for head in runner._heads}) == 1
 
 
 @pytest.mark.parametrize(
@@ -167,9 +213,10 @@ def test_the_layout_of_vllm_is_the_same_drafter(kept, tmp_path):
     found = Medusa(tmp_path / "two")
     target = fr.wrap(tiny_llama(seed=3))
     torch.manual_seed(1)
-    told = [torch.randn(4, WIDTH)], [[1, 2, 3, 4]]
-    ours, theirs = (each.fit(target).extend(None, [0], *told) for each in (found, original))
-    np.testing.assert_array_equal(ours, theirs[:, :, found.tokens])
+    states = torch.randn(4, WIDTH).numpy()
+    for head in range(NUM_HEADS):
+        ours, theirs = (each.fit(target).head(head, states) for each in (found, original))
+        np.testing.assert_array_equal(ours, theirs[:, found.tokens])
     if kept:
         del tensors["token_map"]
         save_file(tensors, tmp_path / "two" / "model.safetensors")

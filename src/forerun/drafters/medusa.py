@@ -19,6 +19,7 @@ from forerun.base.errors import InputError, UnsupportedError, explain
 from forerun.drafters.folders import description_of, find, kind_of, refuse, tensors_of
 from forerun.drafters.heads.fingerprint import Fingerprint
 from forerun.drafters.heads.fitting import check
+from forerun.drafters.heads.listening import Listening
 from forerun.drafters.heads.runner import Logits
 from forerun.drafters.one_pass import OnePass
 from forerun.models.base import CpuPass
@@ -45,7 +46,8 @@ COUNTS = {"heads": ("medusa_num_heads", "num_heads"), "blocks": ("medusa_num_lay
 class Published:
     """Heads as they lie on disk."""
 
-    heads: list[Head]
+    heads: list[Head]  # those of all logits may be one array
+    scale: float  # of the logits
     tokens: NDArray[np.int64]  # (Vd,): the target's id of each draft token
     vocab_size: int  # of the target
 
@@ -79,20 +81,28 @@ class Medusa(OnePass):
             cure = "Make a second one: forerun.drafters.Medusa(...)."
             raise UnsupportedError(explain(wrong, target.num_layers, cure))
         self.layers = (target.num_layers,)
-        return MedusaRunner(self._published.heads, target)
+        return MedusaRunner(self._published, target)
+
+    def logits_of(self, state: Listening, begun: Logits, level: int) -> Logits:
+        runner: Any = state.runner
+        found: Logits = runner.head(level, begun)
+        return found
 
 
 class MedusaRunner:
     """The heads on the device and in the precision of the target's states; rows keep nothing."""
 
-    def __init__(self, heads: Sequence[Head], target: Any) -> None:
+    reads_last = True
+
+    def __init__(self, published: Published, target: Any) -> None:
         import torch
 
         is_lean = isinstance(target, CpuPass)
         like = torch.zeros(0) if is_lean else target.model.get_input_embeddings().weight
-        self._heads = [
-            [torch.from_numpy(part).to(like.device, like.dtype) for part in head] for head in heads
-        ]
+        parts = {id(part): part for head in published.heads for part in head}
+        placed = {i: torch.from_numpy(part).to(like) for i, part in parts.items()}
+        self._heads = [[placed[id(part)] for part in head] for head in published.heads]
+        self._scale = published.scale
 
     def start(self, num_rows: int, capacity: int) -> None:
         return None
@@ -104,20 +114,24 @@ class MedusaRunner:
         features: Sequence[Any],
         tokens: Sequence[Sequence[int]],
     ) -> Logits:
-        """The laws of all heads after each row's last token, (R, N, Vd)."""
+        """The last hidden state of each row (R, D), from which every head begins."""
         import torch
 
-        found = []
+        last = torch.stack([torch.as_tensor(part[-1]) for part in features])
+        found: Logits = last.float().cpu().numpy()
+        return found
+
+    def head(self, number: int, states: Logits) -> Logits:
+        """The logits (R, Vd) of one head, from the rows' last hidden states (R, D)."""
+        import torch
+
+        *blocks, head = self._heads[number]
         with torch.inference_mode():
-            like = self._heads[0][-1]
-            last = torch.stack([torch.as_tensor(part[-1]).to(like) for part in features])
-            for *blocks, head in self._heads:
-                hidden = last
-                for weight, bias in zip(blocks[::2], blocks[1::2], strict=True):
-                    inner = torch.nn.functional.linear(hidden, weight, bias)
-                    hidden = hidden + torch.nn.functional.silu(inner)
-                found.append((hidden @ head.T).float())
-            logits: Logits = torch.stack(found, 1).cpu().numpy()
+            hidden = torch.from_numpy(states).to(head)
+            for weight, bias in zip(blocks[::2], blocks[1::2], strict=True):
+                inner = torch.nn.functional.linear(hidden, weight, bias)
+                hidden = hidden + torch.nn.functional.silu(inner)
+            logits: Logits = ((hidden @ head.T).float() * self._scale).cpu().numpy()
         return logits
 
     def release(self, state: None, row: int) -> None:
@@ -137,10 +151,11 @@ class Files:
         blocks = [name for name in self.tensors if ".block." in name]
         if not any(name.endswith(".bias") for name in blocks):  # vLLM's layout has mostly none
             for name in blocks:
-                bias = np.zeros(len(self.tensors[name]), np.float32)
+                bias = np.zeros(self.tensors[name].shape[:1], np.float32)
                 self.tensors[name.replace(".weight", ".bias")] = bias
         # Some published configurations say fewer heads than there are.
-        count = max(self._stated("heads"), len({name.split(".")[0] for name in self.tensors}))
+        numbers = {name.split(".")[0] for name in self.tensors if name[0].isdigit()}
+        count = max(self._stated("heads"), len(numbers))
         inside = sum(name.startswith("0.block.") for name in self.tensors) // 2
         num_blocks = max(self._stated("blocks"), inside)
         if self.about.get("original_lm_head") and "0.head.weight" in self.tensors:
@@ -149,11 +164,17 @@ class Files:
         names = [_names(number, num_blocks) for number in range(count)]
         self._check(names, num_blocks)
         heads = [[self.tensors[name] for name in own] for own in names]
-        scale = np.float32(self.about.get("logit_scale") or 1)
-        heads = [[*blocks, head * scale] for *blocks, head in heads] if scale != 1 else heads
-        return self._with_tokens(heads, tokens)
+        return self._with_tokens(heads, self._scale(), tokens)
 
-    def _with_tokens(self, heads: list[Head], tokens: NDArray[Any] | None) -> Published:
+    def _scale(self) -> float:
+        scale = self.about.get("logit_scale", 1.0)
+        if type(scale) not in (int, float) or not 0 < scale < np.inf:
+            raise self._broken("logit_scale in config.json is no positive number.", repr(scale))
+        return float(scale)
+
+    def _with_tokens(
+        self, heads: list[Head], scale: float, tokens: NDArray[Any] | None
+    ) -> Published:
         """The heads with the ids of their tokens; vLLM's layout may keep the frequent ones."""
         size, whole = len(heads[0][-1]), self.about.get("vocab_size")
         if tokens is None:
@@ -161,7 +182,10 @@ class Files:
             if kept not in (None, whole):
                 wrong = f"The tensor token_map is missing: {kept!r:.40} draft tokens are not named."
                 raise self._broken(wrong, "no token_map")
-            return Published(heads, np.arange(size), size)
+            return Published(heads, scale, np.arange(size), size)
+        if tokens.ndim != 1 or not len(tokens) or tokens.dtype.kind not in "iu":
+            wrong = "token_map is no list of token ids."
+            raise self._broken(wrong, f"{tokens.dtype.name} of shape {tokens.shape}")
         ids = np.unique(tokens)
         if type(whole) is not int or ids[0] < 0 or ids[-1] >= whole or len(ids) < len(tokens):
             wrong = "token_map names a token twice, or none of the vocabulary in config.json."
@@ -170,8 +194,9 @@ class Files:
             wrong = "The heads have neither the tokens of token_map nor the whole vocabulary."
             raise self._broken(wrong, f"{size} rather than {len(tokens)} or {whole}")
         if size > len(tokens):
-            heads = [[*blocks, head[tokens]] for *blocks, head in heads]
-        return Published(heads, tokens.astype(np.int64), whole)
+            cut = {id(head): head[tokens] for *_, head in heads}
+            heads = [[*blocks, cut[id(head)]] for *blocks, head in heads]
+        return Published(heads, scale, tokens.astype(np.int64), whole)
 
     def _stated(self, what: str) -> int:
         """How many config.json promises; 0 if it does not say."""
@@ -194,7 +219,11 @@ class Files:
         if left := sorted(self.tensors.keys() - {*expected}):
             wrong = f"These Medusa heads cannot draft here: nothing is known of {left[0]}."
             raise UnsupportedError(explain(wrong, repr(str(self.folder)), "Use another drafter."))
-        count, *_, width = self.tensors["0.head.weight"].shape
+        logits = self.tensors["0.head.weight"].shape
+        if len(logits) != 2:
+            wrong = "The tensor 0.head.weight is of another shape."
+            raise self._broken(wrong, f"{logits} rather than tokens and width")
+        count, width = logits
         for name in expected:
             values = self.tensors[name]
             is_block = ".block." in name

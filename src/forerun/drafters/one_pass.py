@@ -12,15 +12,21 @@ from forerun.base.arrays import HostArray
 from forerun.drafters.base import Guess, Turn
 from forerun.drafters.heads.few_racers import grow
 from forerun.drafters.heads.listening import Listener, Listening
+from forerun.drafters.heads.runner import Logits
 from forerun.drafters.level_growth import Growth
 from forerun.rules.types import Drawn
 
 
 class OnePass(Listener):
-    """Its runner's `extend` returns the laws of several levels after each row, (R, N, Vd)."""
+    """Its runner's `extend` returns what the laws of all levels are read from."""
 
     tokens: HostArray  # (Vd,): the target's ids
     num_guesses: int  # N: the most that follow one another
+
+    def logits_of(self, state: Listening, begun: Logits, level: int) -> Logits:
+        """The law of a level, (R, Vd), from what was computed at the rows' ends: here the logits
+        of all levels, (R, N, Vd)."""
+        return begun[:, level]
 
     def propose(
         self, state: Listening, turns: Sequence[Turn], *, shared_noise: bool
@@ -30,14 +36,15 @@ class OnePass(Listener):
             depth = min(turn.height, self.num_guesses) if state.can_draft(turn.row) else 0
             growths.append(Growth(turn, state.texts[turn.row], depth, width=turn.budget))
         busy = [growth for growth in growths if growth.frontier]
-        logits = state.begin([growth.turn.row for growth in busy]) if busy else None
-        while logits is not None and any(growth.frontier for growth in busy):
+        begun = state.begin([growth.turn.row for growth in busy]) if busy else None
+        while begun is not None and any(growth.frontier for growth in busy):
             nodes, rows = [], []
             for index, growth in enumerate(busy):
                 nodes += [(growth, node) for node in growth.frontier]
                 rows += [index] * len(growth.frontier)
             level = max(growth.level for growth in busy)
-            grow(nodes, logits[:, level], rows, self.tokens, state.vocab_size, shared_noise)
+            logits = self.logits_of(state, begun, level)
+            grow(nodes, logits, rows, self.tokens, state.vocab_size, shared_noise)
             for growth in busy:
                 if growth.frontier:
                     growth.next_level()

@@ -74,6 +74,7 @@ class Listening:
         self.vocab_size = vocab_size
         self.texts = Texts()
         self.runner = runner
+        self._reads_last = getattr(runner, "reads_last", False)
         self._rows = runner.start(num_rows, capacity)
         self._heard = [Heard() for _ in range(num_rows)]
         self._last: tuple[Turn, Any] | None = None  # a line drawn for one row in this round
@@ -85,25 +86,28 @@ class Listening:
     def hear(self, outcome: Outcome) -> None:
         """Take in the tokens that the target has processed since the last round; the text already
         holds them."""
-        row, states = outcome.row, outcome.states
-        heard = self._heard[row]
-        if outcome.num_processed != heard.num_entries + len(states):
-            self.release(row)  # the beginning of its text was missed
+        row, states, heard = outcome.row, outcome.states, self._heard[outcome.row]
+        before = outcome.num_processed - len(states)
+        if before != heard.num_entries:  # the beginning of its text was missed
+            self.release(row)
+            if not self._reads_last:
+                return
+            heard = self._heard[row]
+        following = self.texts[row].tokens[before + 1 : before + 1 + len(states)]
+        if not following:
             return
-        first = heard.num_entries + 1
-        following = self.texts[row].tokens[first : first + len(states)]
-        if following:
-            if len(following) < len(states):
-                states = states[: len(following)]
-            heard.waiting.append((states, following))
-            heard.num_entries += len(following)
+        heard.num_entries = before + len(following)
+        states = states[: len(following)]
+        if self._reads_last:
+            heard.waiting.clear()
+            last = states[-1:]  # a copy, so that the others can go
+            states = last.copy() if isinstance(last, np.ndarray) else last.clone()
+            following = following[-1:]
+        heard.waiting.append((states, following))
 
     def look_ahead(self) -> None:
         """Begin the line that the next round will ask for if it is like this one. The host has
-        other work in the meantime, which takes about as long as the line.
-
-        The host has other things to do until then, for about as long as the line takes.
-        """
+        other work in the meantime, which takes about as long as the line."""
         if self._last is None:
             return
         (turn, ids), self._last = self._last, None

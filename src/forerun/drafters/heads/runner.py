@@ -21,6 +21,8 @@ class Runner(Protocol):
 
     Position: a row's i-th verified entry stands at i, counting from 0.  A tentative node stands
     right after its parent.  Returned arrays may be overwritten by the next call.
+
+    A runner with `reads_last = True` needs only the last of a row's entries.
     """
 
     def start(self, num_rows: int, capacity: int) -> Any:
