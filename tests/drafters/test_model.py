@@ -122,6 +122,25 @@ def test_shared_noise_needs_no_law() -> None:
     assert (guess.drawn, guess.probs, len(guess.tokens)) == (Drawn.SHARED, None, 4)
 
 
+@pytest.mark.parametrize(("own", "wanted"), [(None, 0.0), (0.0, 1.0)])
+def test_a_greedy_chain_says_how_sure_it_is(own: float | None, wanted: float) -> None:
+    """By its probabilities, not by a law with all on one token; drawn tokens have that law."""
+    drafter, sampling = Model(OTHER, temperature=own), Sampling(temperature=wanted)
+    guess = propose(drafter, 4, sampling, shared_noise=True)
+    assert guess.values is not None
+    text, chance = [1, 2, 3], 1.0
+    for token, value in zip(guess.tokens, guess.values, strict=True):
+        probs = OTHER.probs(text)
+        assert token == probs.argmax()
+        chance *= probs[token]
+        assert value == pytest.approx(chance)
+        text.append(token)
+    drawn = propose(drafter, 4, sampling, shared_noise=False)
+    assert drawn.tokens == guess.tokens
+    assert drawn.probs is not None
+    np.testing.assert_array_equal(drawn.probs, np.eye(6)[drawn.tokens])
+
+
 def test_draft_noise_is_the_drafters_own() -> None:
     """Were it the coins' or the target's, accepted tokens would not follow the target.
 

@@ -31,14 +31,24 @@ class Fork:
     growth: Growth
     node: int
     law: HostArray
+    is_greedy: bool = False  # the child of a chain is the likeliest token of the law
 
 
 def fork(
-    growth: Growth, node: int, logits: HostArray, vocab_size: int, temperature: float | None = None
+    growth: Growth,
+    node: int,
+    logits: HostArray,
+    vocab_size: int,
+    temperature: float | None = None,
+    *,
+    shared_noise: bool,
 ) -> Fork | None:
     """The fork of a node: its law from the logits and the request's options, (V of the target,).
 
-    temperature: of the drafter; None uses the request's.
+    temperature: of the drafter; None uses the request's.  A greedy law would put all on one token.
+    A tree takes others too, and under shared noise a chain says how sure it is, so for these the
+    law is that at temperature 1; only a token that is drawn from it and judged by it must have the
+    greedy one.
     Returns None if the options leave no token, or if the grammar rejects the drafted text.
     """
     if np.isnan(logits).any():
@@ -47,9 +57,8 @@ def fork(
     sampling = turn.sampling
     if temperature is not None:
         sampling = replace(sampling, temperature=temperature)
-    if (
-        sampling.temperature == 0 and not growth.is_chain
-    ):  # a tree also takes the second-best tokens
+    is_greedy = sampling.temperature == 0
+    if is_greedy and (shared_noise or not growth.is_chain):
         sampling = replace(sampling, temperature=1.0, top_k=None, top_p=1.0, min_p=0.0)
     fitted = np.full(vocab_size, -np.inf, dtype=logits.dtype)
     size = min(vocab_size, len(logits))
@@ -60,7 +69,7 @@ def fork(
         mass = law_of(sampling, fitted, text.prompt, output, Bans()).weights
     except Exception:
         return None
-    return Fork(growth, node, np.asarray(mass / mass.sum(dtype=np.float64)))
+    return Fork(growth, node, np.asarray(mass / mass.sum(dtype=np.float64)), is_greedy)
 
 
 def grow_sampled(forks: Sequence[Fork], how: Children) -> None:
@@ -81,10 +90,12 @@ def grow_racing(forks: Sequence[Fork]) -> None:
     """Add the tokens that arrive first in the target's race at the position of the children."""
     chains = [parent for parent in forks if parent.growth.is_chain]
     trees = [parent for parent in forks if not parent.growth.is_chain]
-    if chains:
-        winners = race(XP, *_racing(chains)).tolist()
-        for parent, token in zip(chains, winners, strict=True):
-            parent.growth.add(parent.node, token, parent.growth.level, float(parent.law[token]))
+    racing = [parent for parent in chains if not parent.is_greedy]
+    pairs = [(parent, int(parent.law.argmax())) for parent in chains if parent.is_greedy]
+    if racing:
+        pairs += zip(racing, race(XP, *_racing(racing)).tolist(), strict=True)
+    for parent, token in pairs:
+        parent.growth.add(parent.node, token, parent.growth.level, float(parent.law[token]))
     if trees:
         laws, key, positions = _racing(trees)
         racers = likeliest(laws, NUM_RACERS)  # (F, N)

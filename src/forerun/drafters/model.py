@@ -140,7 +140,10 @@ class Model:
             forks = []
             for growth, logits in zip(busy, self._score(state, busy), strict=True):
                 for node, row in zip(growth.frontier, logits, strict=True):
-                    parent = fork(growth, node, row, state.vocab_size, self.temperature)
+                    parent = fork(
+                        growth, node, row, state.vocab_size, self.temperature,
+                        shared_noise=shared_noise,
+                    )  # fmt: skip
                     forks += [parent] if parent else []
             if shared_noise:
                 grow_racing(forks)

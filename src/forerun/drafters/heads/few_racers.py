@@ -49,7 +49,7 @@ def grow(
             continue
         wide = np.full(vocab_size, -np.inf, np.float32)
         wide[draft_tokens] = logits[rows[index]]
-        parent = fork(growth, node, wide, vocab_size)
+        parent = fork(growth, node, wide, vocab_size, shared_noise=shared_noise)
         forks += [parent] if parent else []
     if few:
         _grow_from_few([nodes[i] for i in few], logits, [rows[i] for i in few], draft_tokens)
