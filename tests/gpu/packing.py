@@ -6,7 +6,6 @@ import copy
 from typing import Any
 
 import torch
-from tiny import build
 
 from forerun.models.packed import NUMBERS, Packed, PackedLinear, packed
 
@@ -66,6 +65,8 @@ def packed_model(
     **how: Any,
 ) -> tuple[Any, Any]:
     """A model of packed layers, and the same with its weights written out."""
+    from tiny import build  # transformers, which matrices alone do without
+
     sizes = SIZES if sizes is None else sizes
     model = build(dtype=dtype, device=device, **sizes)
     plain = copy.deepcopy(model)

@@ -1,9 +1,10 @@
 """Products of rows with a matrix: one chain of tensor-core products along the inner axis.
 
-Weights of few bits (`forerun.models.packed`) become 16 bits wide within the product.  A tile is
-never 8 bits wide: the compiler would read it by wider loads and permute the inner axis, and sums
-would have other bits.  Words are 16 bits wide from memory to the tensor core, so a product has the
-very bits of the product with the weights written out.
+Weights of few bits (`forerun.models.packed`) become 16 bits wide within the product.  Nothing that
+they are made of is loaded in 8 bits, no number and no table: by the narrowest load behind an
+operand the compiler permutes the inner axis, in tiles of few tokens and not in those of many, and
+sums would have other bits.  So words have 16 bits from memory to the tensor core, tables of 8 bits
+are read in pairs, and a product has the very bits of the product with the weights written out.
 
 Such a matrix is a tuple: words, scales and more (`Packed`), and FORMAT says how to
 read it; ("",) stands for a matrix that is not packed.
@@ -151,15 +152,31 @@ def _numbers(words, more, high, P: tl.constexpr, FORMAT: tl.constexpr):
 
 
 @triton.jit
+def _read(table, at, inside):
+    """Entries `at` of a table.
+
+    Those of 8 bits are read in pairs: one load keeps the first of them, one the second.  A shift by
+    a number that is not loaded would move the weights made of it through shared memory.
+    """
+    if table.dtype.element_ty.primitive_bitwidth == 8:
+        pairs = table.to(tl.pointer_type(tl.uint16)) + at // 2
+        low = tl.load(pairs, mask=inside & (at % 2 == 0), other=0)
+        high = tl.load(pairs, mask=inside & (at % 2 == 1), other=0)
+        found = low & 0xFF | high >> 8
+    else:
+        found = tl.load(table + at, mask=inside, other=0)
+    return found.to(table.dtype.element_ty)
+
+
+@triton.jit
 def _entries(table, first, n, inside, number, K: tl.constexpr, FORMAT: tl.constexpr):
     """Entry `number` of the table's rows for rows n (BN, 1), or (1, 1) where all share that of row
     `first`."""
     if FORMAT[8]:
-        found = tl.load(table + (first // FORMAT[4]) * (K // FORMAT[3]) + number)
+        found = _read(table, (first // FORMAT[4]) * (K // FORMAT[3]) + number, True)
         found = tl.zeros((1, 1), table.dtype.element_ty) + found
     else:
-        where = (n // FORMAT[4]) * (K // FORMAT[3]) + number
-        found = tl.load(table + where, mask=inside, other=0)[:, None]
+        found = _read(table, (n // FORMAT[4]) * (K // FORMAT[3]) + number, inside)[:, None]
     return found
 
 
@@ -222,13 +239,13 @@ def _weights(
             values -= _entries(w[2], first, n, inside, number, K, FORMAT).to(tl.float32)
         elif FORMAT[5] > 0:
             values -= FORMAT[5]
-        values *= scale
         if FORMAT[7]:
             offset = _entries(w[3], first, n, inside, number, K, FORMAT).to(tl.float32)
             if FORMAT[13]:
-                values -= _whole(w[5], n, inside, number, K, FORMAT) * offset
-            else:
-                values += offset
+                offset *= -_whole(w[5], n, inside, number, K, FORMAT)
+            values = tl.fma(values, scale, offset)  # rounds once, as float32 holds the product
+        else:
+            values *= scale
         made = values.to(like.dtype.element_ty)
     return made
 

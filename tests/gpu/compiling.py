@@ -1,0 +1,57 @@
+"""Compiles narrow products with weights of few bits for compute capability 9.0, without a device,
+and prints what became of their operands, by format, as JSON.
+
+Run it with TRITON_INTERPRET=0: what is interpreted is never compiled.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+from typing import Any
+
+import torch
+from packing import FORMATS, random_matrix
+from triton.backends.compiler import GPUTarget
+from triton.runtime import driver
+
+from forerun.gpu import formats
+from forerun.gpu.kernels.layers import add_product
+
+ROWS, OUTPUTS, INPUTS = 16, 32, 256
+
+
+class Absent:
+    """A device that kernels are compiled for and that is not there."""
+
+    def get_current_target(self) -> GPUTarget:
+        return GPUTarget("cuda", 90, 32)
+
+    def get_current_device(self) -> int:
+        return 0
+
+    def get_current_stream(self, device: int) -> int:
+        return 0
+
+
+def layouts(how: dict[str, Any]) -> dict[str, Any]:
+    """The inputs that lie side by side in a register, of all operands, and the number of operands
+    that were computed elsewhere and moved."""
+    read = formats.operand(random_matrix((OUTPUTS, INPUTS), **how))
+    x, y = torch.empty(ROWS, INPUTS).bfloat16(), torch.empty(ROWS, OUTPUTS).bfloat16()
+    made = add_product.warmup(
+        x, read["w"], None, None, None, y, y, y, 1.0, ROWS, OUTPUTS, UNIT=0.0, K=INPUTS, P=1,
+        BN=OUTPUTS, BK=INPUTS, MP=ROWS, MASKED=False, BIAS=False, ADD=False, NORM=False,
+        BULK=False, FORMAT=read["FORMAT"], PDL=False, num_warps=2, num_stages=2, grid=(1,),
+    )  # fmt: skip
+    lines = made.asm["ttgir"].splitlines()
+    sides = {int(n) for line in lines for n in re.findall(r"dot_op<.*?kWidth = (\d+)", line)}
+    moved = [line for line in lines if "local_alloc %" in line or "convert_layout %made" in line]
+    return {"side by side": sorted(sides), "moved": len(moved)}
+
+
+if __name__ == "__main__":
+    driver.set_active(Absent())
+    formats._has_pairs = lambda device: True
+    print(json.dumps({name: layouts(FORMATS[name]) for name in sys.argv[1:]}))

@@ -1,0 +1,35 @@
+"""What Triton makes of a product with weights of few bits, which no interpreter shows."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("torch")
+pytest.importorskip("triton.backends.nvidia")
+
+PROGRAM = Path(__file__).with_name("compiling.py")
+NARROW_TABLES = [
+    "int4, groups with zeros",
+    "int4, scales and offsets in multiples",
+    "int6, scales in multiples",
+]
+
+
+def test_narrow_products_keep_the_order_of_inputs() -> None:
+    """As wide ones do, which have two inputs side by side; and weights, made where the product
+    reads them, are not moved."""
+    done = subprocess.run(
+        [sys.executable, str(PROGRAM), *NARROW_TABLES],
+        env=os.environ | {"TRITON_INTERPRET": "0"},
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+    assert found == {name: {"side by side": [2], "moved": 0} for name in NARROW_TABLES}
