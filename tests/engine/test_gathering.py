@@ -10,7 +10,7 @@ import forerun as fr
 from forerun import rules
 from forerun.engine.answer_options import AnswerOptions
 from forerun.engine.engine import Engine
-from forerun.engine.gathering import LATELY, MOST_SECONDS, Gathering
+from forerun.engine.gathering import LATELY, MOST_WAITED, Gathering
 from forerun.engine.plan import RoundPlan
 from forerun.engine.proposal import NOTHING, Drafted
 from forerun.engine.request import Request
@@ -48,6 +48,7 @@ class Steady:
 
     def __init__(self, state: Any, *, costs_drafts: bool) -> None:
         self._state, self._costs_drafts = state, costs_drafts
+        self.is_timed = True
         self.read: list[int] = []
 
     def execute(self, plan: RoundPlan) -> Decision:
@@ -57,7 +58,7 @@ class Steady:
         return Decision(
             Drafted([NOTHING] * count), [()] * count, [1] * count, laws,
             [0.0, 0.0, SECONDS, SECONDS], is_overlapped=True, room=ROOM,
-            costs_drafts=self._costs_drafts,
+            costs_drafts=self._costs_drafts, is_timed=self.is_timed,
         )  # fmt: skip
 
     def commit(self, plan: RoundPlan, decision: Decision, counts: Sequence[int]) -> None:
@@ -131,8 +132,30 @@ def test_a_prompt_waits_so_long_at_most() -> None:
     users = Users(costs_drafts=True)
     users.come(60, every=2)
     last = users._ask(4)
-    users.pass_by(round(MOST_SECONDS / SECONDS) + 2)
+    users.pass_by(round(MOST_WAITED / SECONDS) + 2)
     assert last.finish_reason == "length"
+
+
+def test_time_passes_in_rounds_that_tell_nothing_of_the_usual_ones() -> None:
+    users = Users(costs_drafts=True)
+    users.come(60, every=2)
+    users.executor.is_timed = False
+    last = users._ask(4)
+    users.pass_by(round(MOST_WAITED / SECONDS) + 2)
+    assert last.finish_reason == "length"
+
+
+def test_who_came_before_a_time_without_requests_is_not_expected() -> None:
+    users = Users(costs_drafts=True)
+    users.come(60, every=2)
+    for request in list(users.engine.running):
+        users.engine.abort(request.number)
+    users._ask(2, 1000)
+    users.pass_by(2)
+    users.executor.read.clear()
+    users._ask(PROMPT)
+    users.pass_by(1)
+    assert users.executor.read == [PROMPT]
 
 
 def test_what_has_come_lately_is_expected_to_come_again() -> None:
@@ -146,5 +169,5 @@ def test_what_has_come_lately_is_expected_to_come_again() -> None:
     assert not gathering.waits(20, 20)
     gathering.pass_by(LATELY)
     assert gathering.waits(10, 20)
-    gathering.pass_by(MOST_SECONDS / 2)  # by when it was long ago
+    gathering.pass_by(MOST_WAITED / 2)  # by when it was long ago
     assert not gathering.waits(10, 20)

@@ -163,8 +163,9 @@ class Engine:
         has_read = decision.load is not None and load.num_read > 0
         timed = spent if decision.is_timed and not compiling and not has_read else None
         self._planner.learn(plan, decision.drafted, decision.paths, timed)
-        seconds = sum(spent) if decision.is_timed else None
-        self._schedule.learn(plan, load, seconds, decision.room, decision.costs_drafts)
+        self._schedule.learn(
+            plan, load, sum(spent), decision.is_timed, decision.room, decision.costs_drafts
+        )
         for span in plan.answering:
             span.request.stats.count_seconds(*spent)
             span.request.stats.compiling += compiling

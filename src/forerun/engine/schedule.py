@@ -76,7 +76,10 @@ class Schedule:
         """Let waiting requests into free rows, as far as there is room for their texts.  One whose
         beginning another row is just reading waits until it can take that over."""
         passed_over: list[Request] = []
-        self._num_full = max(0, self._num_full - 1) if any(self._seats.occupants) else 0
+        self._num_full = max(0, self._num_full - 1)
+        if not any(self._seats.occupants):
+            self._num_full = 0
+            self._gathering.forget()
         while not self._num_full and self._seats.num_free and len(passed_over) < MOST_PASSED_OVER:
             request = self.waiting.pop()
             if request is None:
@@ -155,7 +158,8 @@ class Schedule:
             num_answered = len(seated) - len(new)
             budget = self._pacing.num_tokens(num_answered, self._room)
             num_left = sum(len(request.tokens) - lengths[row] for row, request in new)
-            if num_answered and self._costs_drafts and self._gathering.waits(num_left, budget):
+            is_dear = num_answered and self._costs_drafts and budget
+            if is_dear and self._gathering.waits(num_left, budget):
                 budget = 0
 
             def place(pair: Seated) -> int:
@@ -174,18 +178,19 @@ class Schedule:
         self,
         plan: RoundPlan,
         load: Load,
-        seconds: float | None,
+        seconds: float,
+        is_timed: bool,
         room: int | None,
         costs_drafts: bool,
     ) -> None:
-        """A plan is executed: whether parts of texts were stored, how long a round of this load
-        took, if that is known, the prompt tokens that the next one has room for, and whether it has
-        drafts only if it reads none."""
+        """A plan is executed: whether parts of texts were stored, how long the round took, whether
+        rounds of this load usually take so long, the prompt tokens that the next one has room for,
+        and whether it has drafts only if it reads none."""
         self._room, self._costs_drafts = room, costs_drafts
-        self._gathering.pass_by(seconds or 0.0)
+        self._gathering.pass_by(seconds)
         for span in plan.reading:
             if self._state.lengths[span.row] < span.end:
                 self._stores_parts = False
         self._num_read += plan.load.num_read
-        if self._pacing is not None and seconds is not None and any(load):
+        if self._pacing is not None and is_timed and any(load):
             self._pacing.learn(seconds, *load)
