@@ -146,7 +146,9 @@ def test_which_requests_the_device_samples_for() -> None:
     assert not fits_device(request_of(plain, (), [], num_logprobs=0, logprobs_of="sampling"))
     assert not fits_device(request_of(OPTIONS[0], (), [], num_logprobs=0))
     assert not fits_device(request_of(plain, (), [], processors=[print]))
-    assert not fits_device(request_of(Sampling(grammar=lambda _: [1]), (), []))
+    guided = Sampling(grammar=lambda _: [1])
+    assert fits_device(request_of(guided, (), []))
+    assert not fits_device(request_of(guided, (), [], num_logprobs=0))
 
 
 # --- texts ---------------------------------------------------------------------------------------

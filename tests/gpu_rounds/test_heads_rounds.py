@@ -114,6 +114,7 @@ def test_requests_come_and_go(plain: list[list[int]], monkeypatch: pytest.Monkey
     assert not any(answer.stats.notes for answer in answers)
 
 
+GUIDED = fr.Sampling(temperature=0.9, seed=1, grammar=lambda output: range(len(output) % 2, 50, 2))
 SLOW: dict[str, dict[str, Any]] = {
     "alone": {"draft_length": 3, "batch_size": 1},
     "as long as it pays": {},
@@ -125,6 +126,7 @@ SLOW: dict[str, dict[str, Any]] = {
             temperature=0.9, seed=1, repetition_penalty=1.3, logit_bias={7: 2.0, 9: float("-inf")}
         ),
     },
+    "a grammar": {"draft_length": 2, "sampling": GUIDED},
 }
 
 

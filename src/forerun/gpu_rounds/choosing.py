@@ -63,7 +63,7 @@ def _captured(
         return None
     if drafter is None:
         return Captured(target, state, DeviceDrafter(drafting), rule, 0)
-    # Requests with a grammar are answered on the host.
+    # What grammars force is not drafted here.
     inner: Any = drafter.inner if type(drafter) is Forced else drafter
     is_chain = tree is None
     shape = None if tree is None else tree_for(tree, draft_length, rule, num_rows)

@@ -1,8 +1,8 @@
 """What requests do to logits beyond temperature and cuts, as it stands on the device.
 
 Penalties, a logit bias, bad words and `min_tokens` are arrays over the lanes of a round, so such
-requests stay in captured rounds.  Only a processor, a grammar and log-probabilities of edited
-logits need the host.
+requests stay in captured rounds, as do those with a grammar (`masks.py`).  Only a processor and
+log-probabilities of edited logits need the host.
 """
 
 from __future__ import annotations
@@ -35,13 +35,13 @@ def edits_law(request: Request) -> bool:
 def fits_device(request: Request) -> bool:
     """Whether the device can sample for a request. This depends on the request alone: host and
     device round differently, and all of a text must be computed in one way."""
-    if request.processors or request.sampling.grammar is not None:
+    if request.processors:
         return False
     words = _words(request)
     if request.num_logprobs is not None:  # of logits that nothing has edited
         if request.num_logprobs > NUMBERS[-1] or request.logprobs_of != "model":
             return False
-        if edits_law(request):
+        if edits_law(request) or request.sampling.grammar is not None:
             return False
     return len(words) <= MOST_WORDS and all(len(word) <= TAIL + 1 for word, _ in words)
 

@@ -7,8 +7,10 @@ overwritten past their length.  Parts of prompts travel with the next round, in 
 lanes, and a request whose prompt ends there has a lane in it: its first token comes one plan later.
 A round that reads prompts has no drafts: such rounds come in fewer shapes, and a pass has room for
 more of a prompt.
-Lanes of requests that need the host (a processor, a grammar, some log-probabilities) are scored
-with the others.  The host decides them by their logits while the next round runs, which they are
+Where grammars restrict requests, the decision of a round is launched behind its pass when the
+outcome of the round before it is known, with masks made from that.
+Lanes of requests that need the host (a processor, some log-probabilities) are scored with the
+others.  The host decides them by their logits while the next round runs, which they are
 not in: they take part in every second one.
 """
 
@@ -31,7 +33,7 @@ from forerun.gpu_rounds.blocks import Part, block_size, count, fitting, most_rea
 from forerun.gpu_rounds.captures import MARGIN, Captures
 from forerun.gpu_rounds.device_drafter import DeviceDrafter
 from forerun.gpu_rounds.edits import fits_device
-from forerun.gpu_rounds.flight import NOT_LANDED, Departure, Flight, Landed
+from forerun.gpu_rounds.flight import NOT_LANDED, Departure, Flight, Landed, proposal_of
 from forerun.gpu_rounds.lanes import lane_of
 from forerun.gpu_rounds.needs import Needs
 from forerun.gpu_rounds.outcomes import (
@@ -40,7 +42,6 @@ from forerun.gpu_rounds.outcomes import (
     CapturedLaws,
     answers_of,
     is_of_draft,
-    proposal_of,
 )
 from forerun.gpu_rounds.rounds import RoundShape
 from forerun.rules.base import Rule
@@ -132,6 +133,13 @@ class Captured:
             flight, parts = self._start(plan, parts), []
         if flight is None:
             return Departure(None)
+        if not flight.is_decided:
+            outputs = {
+                lane: span.request.output
+                for span in plan.answering
+                if (lane := flight.lane(span)) is not None
+            }
+            flight.decide(outputs)
         following = self._follow(flight, plan, parts)
         return Departure(flight, following, parts if following is None else ())
 
@@ -402,7 +410,10 @@ class Captured:
         made.read(inside)
         if guesses:
             made.guess(guesses)
-        flight.turn = made.launch(by_host)
+        flight.turn = made.launch()
+        if behind is None or not flight.masked:  # else when the outcome of that one is known
+            pairs = zip(order, spans, texts, strict=True)
+            flight.decide({lane: text[len(span.request.prompt) :] for lane, span, text in pairs})
         flight.launched = begin + captures.seconds - before
         return flight
 

@@ -3,14 +3,27 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, NamedTuple
 
 from forerun.engine.plan import Load, Span
-from forerun.engine.request import Report
+from forerun.engine.proposal import NOTHING, Proposal
+from forerun.engine.request import Report, Request
 from forerun.gpu_rounds.blocks import Part
+from forerun.gpu_rounds.masks import has_mask, masks_of
 from forerun.gpu_rounds.rounds import CapturedRound
+from forerun.grammars.base import Words
+from forerun.rules.types import Drawn
+from forerun.trees.tree import Tree
+
+
+def proposal_of(tree: Tree | None, tokens: Sequence[int], height: int, drawn: Drawn) -> Proposal:
+    """The draft of a lane, as far as it was judged; tree: its whole shape, None for a chain."""
+    if tree is None or not height:
+        return Proposal(list(tokens[:height]), drawn) if height else NOTHING
+    count = sum(depth < height for depth in tree.depths)
+    return Proposal(list(tokens[:count]), drawn, tree=tree.first(count))
 
 
 class Landed(NamedTuple):
@@ -31,6 +44,11 @@ class Landed(NamedTuple):
     def is_by_host(self) -> bool:
         """Whether the host decides the lane."""
         return self.flight is not None and self.lane in self.flight.by_host
+
+    @property
+    def mask_faults(self) -> Mapping[int, BaseException]:
+        """What the grammar raised, by slot."""
+        return {} if self.flight is None else self.flight.mask_faults.get(self.lane, {})
 
     @property
     def logits(self) -> Any:
@@ -65,6 +83,34 @@ class Flight:
     by_host: Mapping[int, int]  # lanes that the host decides, and how many tokens each drafts
     launched: float = 0.0  # when
     turn: int = 0  # which of the round's places for results is its own
+    is_decided: bool = False  # the decision is launched, too
+    mask_faults: dict[int, dict[int, BaseException]] = field(default_factory=dict)
+    """By lane and slot: what a grammar raised."""
+
+    def decide(self, outputs: Mapping[int, Sequence[int]]) -> None:
+        """Launch the decision, which awaits the masks of grammars.
+
+        outputs: of requests, by lane; the requests of other lanes are gone.
+        """
+        masks: dict[int, Words] = {}
+        there = [pair for pair in self.masked.items() if pair[0] in outputs]
+        drafts = self.round.drafted(self.turn) if there else []
+        shape, vocab = self.round.shape, self.round.vocab_size
+        for lane, request in there:
+            draft = proposal_of(shape.tree, drafts[lane], self.asked[lane], Drawn.SHARED)
+            found, self.mask_faults[lane] = masks_of(request, outputs[lane], draft, vocab)
+            masks |= {lane * (shape.num_nodes + 1) + slot: mask for slot, mask in found.items()}
+        self.round.decide(self.turn, self.by_host, masks)
+        self.is_decided = True
+
+    @cached_property
+    def masked(self) -> dict[int, Request]:
+        """The requests with a grammar that the device applies, by lane."""
+        return {
+            lane: span.request
+            for lane, span in enumerate(self.spans)
+            if span is not None and lane not in self.by_host and has_mask(span.request)
+        }
 
     def wait(self) -> None:
         """Wait until the round is over."""

@@ -10,7 +10,9 @@ import numpy as np
 import torch
 
 from forerun.engine.plan import Span
+from forerun.gpu.shapes import MOST_OF_ROUND
 from forerun.gpu_rounds.edits import Edits
+from forerun.gpu_rounds.masks import Masks
 from forerun.sampling.options import Sampling
 
 MOST = 2**31 - 1
@@ -59,6 +61,7 @@ class Lanes:
             return torch.zeros((count, num_lanes), dtype=dtype, device=device)
 
         self.edits: Edits | None = None  # made when a request with some comes
+        self._masks: Masks | None = None  # and these
         self._tables = empty(7, torch.int32), empty(2, torch.int64), empty(4, torch.float32)
         narrow, (self.output, self.seeds), real = self._tables
         self.previous, self.last, self.rows, self.stored = narrow[:4]
@@ -85,6 +88,12 @@ class Lanes:
         if self.edits is None:
             self.edits = Edits(self.rows.shape[0], vocab_size, self.rows.device)
         return self.edits
+
+    def make_masks(self, vocab_size: int) -> Masks:
+        """For the decisions of all rounds with these lanes."""
+        if self._masks is None:
+            self._masks = Masks(MOST_OF_ROUND, vocab_size, self.rows.device)
+        return self._masks
 
     def leave(self, lanes: Sequence[int]) -> None:
         """Note that the requests of some lanes are over: nothing is written to their rows any

@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from forerun.base.errors import InputError, explain
 from forerun.engine.laws import Fault
 from forerun.engine.plan import Span
-from forerun.engine.proposal import NOTHING, Proposal
+from forerun.engine.proposal import Proposal
 from forerun.engine.request import Report, Request
 from forerun.engine.stepwise import Stepwise
 from forerun.gpu_rounds.edits import edits_law
 from forerun.gpu_rounds.flight import NOT_LANDED, Landed
+from forerun.gpu_rounds.masks import has_mask
 from forerun.kernels.triton.keys import TARGET_ROW
-from forerun.rules.types import Drawn
-from forerun.trees.tree import Tree
 
 
 class Answer(NamedTuple):
@@ -57,16 +56,19 @@ def _answer(request: Request, draft: Proposal, landed: Landed) -> Answer:
     """The outcome that the device has decided."""
     row = landed.row
     path = draft.path(row[3] - 1) if row[0] > 0 else ()
+    fault = first_fault(request, path, landed.mask_faults) or fault_of(request, row[2])
     reports = [] if request.num_logprobs is None else landed.reports(path)
-    return Answer(path, row[1], reports, fault_of(request, row[2]))
+    return Answer(path, row[1], reports, fault)
 
 
-def proposal_of(tree: Tree | None, tokens: Sequence[int], height: int, drawn: Drawn) -> Proposal:
-    """The draft of a lane, as far as it was judged; tree: its whole shape, None for a chain."""
-    if tree is None or not height:
-        return Proposal(list(tokens[:height]), drawn) if height else NOTHING
-    count = sum(depth < height for depth in tree.depths)
-    return Proposal(list(tokens[:count]), drawn, tree=tree.first(count))
+def first_fault(
+    request: Request, path: Sequence[int], errors: Mapping[int, BaseException]
+) -> Fault | None:
+    """The first of these errors, by slot, on the way that a round has taken."""
+    for num_sound, slot in enumerate([0, *(node + 1 for node in path)]):
+        if slot in errors:
+            return Fault(num_sound, request.num_output + num_sound, errors[slot])
+    return None
 
 
 class CapturedLaws:
@@ -85,10 +87,8 @@ def fault_of(request: Request, code: int) -> Fault | None:
         return None
     wrong = "The logits hold NaN, +Inf or nothing finite."
     cure = "Check the model's weights and precision."
-    if edits_law(request):
-        wrong = (
-            "The logits hold NaN or +Inf, or a bias, bad words or min_tokens forbid every token."
-        )
+    if edits_law(request) or has_mask(request):
+        wrong = "The logits hold NaN or +Inf, or a bias, bans or a grammar forbid every token."
         cure = "Loosen what forbids them, or check the model's weights and precision."
     error = InputError(explain(wrong, f"slot {code // 16} of a round", cure))
     return Fault(0, request.num_output, error)

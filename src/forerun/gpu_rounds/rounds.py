@@ -7,7 +7,7 @@ the host has looked at the last.  One small table comes back.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -23,6 +23,7 @@ from forerun.gpu_rounds.draft_steps import HeadsSteps, Hearing, ModelSteps, Pass
 from forerun.gpu_rounds.edits import Edits
 from forerun.gpu_rounds.lanes import Lanes
 from forerun.gpu_rounds.likeliest import Likeliest
+from forerun.grammars.base import Words
 from forerun.kernels.decide import Round, decide_block, decide_match, decide_ratio, sample
 from forerun.kernels.scratch import CutScratch, Outcome
 from forerun.kernels.scratch import Scratch as DecisionScratch
@@ -50,6 +51,7 @@ class RoundShape(NamedTuple):
     cuts: bool = False  # some lane cuts its laws by top-k, top-p or min-p
     edits: bool = False  # some lane has penalties, a bias or bans
     num_likely: int | None = None  # likeliest tokens at each place; None: no log-probabilities
+    masks: bool = False  # some lane has a grammar, whose masks the decision awaits
     layers: tuple[int, ...] = ()  # of the target, whose hidden states are kept
     tree: Tree | None = None  # that drafts fill, in level order; None: drafts are chains
     block: int = 0  # tokens of prompts beside the lanes, in rounds without drafts
@@ -78,6 +80,8 @@ class Turn(NamedTuple):
     states: Any = None  # (num_tokens, F), on the device, for the host
     likely: Any = None  # of `Likeliest`, by lane, on the host
     logits: Any = None  # a dict: rows (N, V) of the lanes that the host decides, on the host
+    drafts: Any = None  # (num_lanes, num_nodes), on the host, where masks are made of them
+    are_drafted: Any = None  # the event of their arrival
 
 
 class CapturedRound:
@@ -88,7 +92,9 @@ class CapturedRound:
     ) -> None:
         self.shape, self.lanes = shape, lanes
         vocab = target.weights.head.shape[0]
+        self.vocab_size = vocab
         self._edits = lanes.make_edits(vocab) if shape.edits else None
+        self._masks = lanes.make_masks(vocab) if shape.masks else None
         self._target, self.draft = target, draft
         device = target.weights.head.device
         b, k = shape.num_lanes, shape.num_nodes
@@ -112,6 +118,8 @@ class CapturedRound:
                 None if is_heard else self._states(shape.num_tokens),
                 self._likeliest and torch.zeros(self._likeliest.table.shape, pin_memory=on_device),
                 {},
+                torch.zeros((b, k), dtype=torch.int64, pin_memory=on_device),
+                torch.cuda.Event() if on_device else None,
             )
             for _ in range(2)
         ]
@@ -136,7 +144,11 @@ class CapturedRound:
             self._draft_thresholds = torch.empty((b, k), device=device)
             self._step_thresholds = torch.empty((b, 1), device=device)
             self._cuts = CutScratch.allocate(b * (k + 1), vocab, device)
-        self._graph: Any = None
+        # The kernels, in one graph; where masks are made meanwhile, in three.
+        self._stages: list[Callable[[], None]] = [self.queue]
+        if shape.masks:
+            self._stages = [self._queue_inputs, self._pass.queue, self._queue_decision]
+        self._graphs: list[Any] = []
 
     def _pass_shape(self) -> PassShape:
         shape, count = self.shape, self.shape.num_tokens
@@ -172,7 +184,7 @@ class CapturedRound:
     @property
     def is_ready(self) -> bool:
         """Whether the round is captured, or runs on a device that cannot capture."""
-        return self._graph is not None or self._turns[0].is_done is None
+        return bool(self._graphs) or self._turns[0].is_done is None
 
     def prepare(self) -> None:
         """Capture the round, unless it was captured before."""
@@ -191,32 +203,55 @@ class CapturedRound:
         if self._block is not None:
             self._block.put(parts)
 
-    def launch(self, by_host: Mapping[int, int]) -> int:
-        """Queue a round; returns the turn whose results can be waited for.
+    def launch(self) -> int:
+        """Queue a round; returns the turn whose results can be waited for when it is decided."""
+        self.prepare()
+        self._turn = 1 - self._turn
+        self._run(0)
+        if self._masks is not None:
+            turn = self._turns[self._turn]
+            turn.drafts.copy_(self.drafts, non_blocking=True)
+            if turn.are_drafted is not None:
+                turn.are_drafted.record()
+            self._run(1)
+        return self._turn
+
+    def drafted(self, turn: int) -> list[list[int]]:
+        """The drafts by lane, before they are judged."""
+        if self._turns[turn].are_drafted is not None:
+            self._turns[turn].are_drafted.synchronize()
+        drafts: list[list[int]] = self._turns[turn].drafts.tolist()
+        return drafts
+
+    def decide(self, turn: int, by_host: Mapping[int, int], masks: Mapping[int, Words]) -> None:
+        """Queue the decision of the round that was launched last, and what brings it to the host.
 
         by_host: the lanes that the host decides, and how many tokens each drafts.
+        masks: of grammars, by row of the logits.
         """
-        self.prepare()
-        if self._graph is None:
-            self.queue()
-        else:
-            self._graph.replay()
-        self._turn = 1 - self._turn
-        turn = self._turns[self._turn]
-        turn.results.copy_(self._results, non_blocking=True)
-        if turn.states is not None:
-            turn.states.copy_(
+        if self._masks is not None:
+            self._masks.put(masks)
+            self._run(2)
+        results = self._turns[turn]
+        results.results.copy_(self._results, non_blocking=True)
+        if results.states is not None:
+            results.states.copy_(
                 self._watched[: self.shape.num_tokens]
             )  # the next round may be one of this shape
         if self._likeliest is not None:
-            turn.likely.copy_(self._likeliest.table, non_blocking=True)
-        turn.logits.clear()
+            results.likely.copy_(self._likeliest.table, non_blocking=True)
+        results.logits.clear()
         rows = self._logits.view(self.shape.num_lanes, self.shape.num_nodes + 1, -1)
         for lane, length in by_host.items():
-            turn.logits[lane] = _on_its_way(rows[lane, : length + 1])
-        if turn.is_done is not None:
-            turn.is_done.record()
-        return self._turn
+            results.logits[lane] = _on_its_way(rows[lane, : length + 1])
+        if results.is_done is not None:
+            results.is_done.record()
+
+    def _run(self, stage: int) -> None:
+        if self._graphs:
+            self._graphs[stage].replay()
+        else:
+            self._stages[stage]()
 
     def wait(self, turn: int) -> None:
         """Wait for the results of a turn."""
@@ -260,17 +295,23 @@ class CapturedRound:
         self.lanes.rows.fill_(-1)
         try:
             self.queue()
-            self._graph, _ = captured(self.queue, rows.device)
+            self._graphs = [captured(stage, rows.device)[0] for stage in self._stages]
         finally:
             self.lanes.rows.copy_(rows)
 
     def queue(self) -> None:
         """Launch the kernels of the round."""
-        shape, lanes = self.shape, self.lanes
         self._queue_inputs()
         self._pass.queue()
+        self._queue_decision()
+
+    def _queue_decision(self) -> None:
+        """Launch what follows the target's pass."""
+        shape, lanes = self.shape, self.lanes
         if self._edits is not None:
             self._queue_edits(self._edits)
+        if self._masks is not None:
+            self._masks.apply(self._logits)
         logits = self._logits.view(shape.num_lanes, shape.num_nodes + 1, -1)
         if self._thresholds is not None:
             find_thresholds(

@@ -6,7 +6,7 @@ walks along the guesses that were right.  Logits of requests that need the host 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -23,7 +23,9 @@ from forerun.engine.stepwise import Decision, Stepwise
 from forerun.gpu.inference import inference
 from forerun.gpu_rounds.edits import Edits, edits_law, fits_device
 from forerun.gpu_rounds.lanes import MOST, cuts_law
-from forerun.gpu_rounds.outcomes import fault_of
+from forerun.gpu_rounds.masks import Masks, has_mask, masks_of
+from forerun.gpu_rounds.outcomes import fault_of, first_fault
+from forerun.grammars.base import Words
 from forerun.kernels.decide import sample
 from forerun.kernels.scratch import CutScratch, Outcome, Scratch
 from forerun.kernels.truncation import find_thresholds
@@ -39,6 +41,7 @@ class SampledSteps(Stepwise):
     def __init__(self, target: LanguageModel, state: Any, drafting: Drafting, rule: Rule) -> None:
         super().__init__(target, state, drafting, rule)
         self._is_on_host: Sequence[bool] = ()
+        self._mask_faults: Mapping[int, Mapping[int, BaseException]] = {}
         self._kept: dict[int, tuple[Outcome, Scratch]] = {}  # by number of rows
         self._edits: dict[int, Edits] = {}  # by number of requests
 
@@ -63,8 +66,9 @@ class SampledSteps(Stepwise):
             return super().decide(spans, drafts, logits)
         tokens, faults = self._sample(spans, drafts, logits.on_device)
         laws = SampledLaws(
-            [span.request for span in spans], drafts, logits, tokens, faults, self._is_on_host
-        )
+            [span.request for span in spans], drafts, logits, tokens, faults, self._mask_faults,
+            self._is_on_host,
+        )  # fmt: skip
         return laws, *walk(drafts, laws, lambda: self._noise(spans))
 
     def _sample(
@@ -95,12 +99,34 @@ class SampledSteps(Stepwise):
         if any(request is not None for request in edited):
             flat = flat.float()
             self._edit(edited, drafts, flat, depths, outputs)
+        masks, self._mask_faults = self._masks(requests, drafts, num_slots, vocab)
+        if masks:
+            flat = flat.float()
+            made = Masks(count, vocab, device)
+            made.put(masks)
+            made.apply(flat)
         if any(cuts_law(request.sampling) for request in requests):
             cuts = self._thresholds(requests, flat, heat, scratch)
         sample(flat, heat, seed, position, Purpose.TARGET, 0, scratch, outcome, thresholds=cuts)
         result = torch.stack([outcome.extra, outcome.fault.to(torch.int64)]).cpu().numpy()
         tokens, faults = result.reshape(2, num_spans, num_slots)
         return tokens, faults
+
+    def _masks(
+        self,
+        requests: Sequence[Request],
+        drafts: Sequence[Proposal],
+        num_slots: int,
+        vocab_size: int,
+    ) -> tuple[dict[int, Words], dict[int, dict[int, BaseException]]]:
+        """The masks of grammars by row of the logits, and what they raised by request and slot."""
+        masks: dict[int, Words] = {}
+        faults: dict[int, dict[int, BaseException]] = {}
+        for row, (request, draft) in enumerate(zip(requests, drafts, strict=True)):
+            if has_mask(request) and not self._is_on_host[row]:
+                found, faults[row] = masks_of(request, request.output, draft, vocab_size)
+                masks |= {row * num_slots + slot: mask for slot, mask in found.items()}
+        return masks, faults
 
     def _edit(
         self,
@@ -182,11 +208,13 @@ class SampledLaws(TargetLaws):
         logits: Any,
         tokens: Any,  # (A, N)
         faults: Any,  # (A, N)
+        mask_faults: Mapping[int, Mapping[int, BaseException]],  # by row and slot
         is_on_host: Sequence[bool],
     ) -> None:
         super().__init__(requests, drafts, logits)
         self._tokens = tokens
         self._codes = faults
+        self._mask_faults = mask_faults
         self._is_on_host = is_on_host
 
     def certain(self, row: int, slot: int) -> int | None:
@@ -197,6 +225,9 @@ class SampledLaws(TargetLaws):
     def settle(self, row: int, path: Sequence[int]) -> tuple[list[Any], Fault | None]:
         if self._is_on_host[row]:
             return super().settle(row, path)
+        fault = first_fault(self.requests[row], path, self._mask_faults.get(row, {}))
+        if fault is not None:
+            return [], fault
         for num_sound, slot in enumerate([0, *(node + 1 for node in path)]):
             if (code := int(self._codes[row, slot])) != 0:
                 fault = fault_of(self.requests[row], code)

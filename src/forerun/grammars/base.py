@@ -14,6 +14,8 @@ from typing import Any, Protocol, runtime_checkable
 import numpy as np
 
 Mask = np.ndarray[Any, np.dtype[np.bool_]]
+Words = np.ndarray[Any, np.dtype[np.int32]]
+"""A mask as bits, (ceil(V / 32),): token t is bit t % 32 of word t // 32."""
 
 NOTHING_ALLOWED = "the grammar allows no token. Correct it: it leads to a place without a way on."
 
@@ -38,6 +40,14 @@ class Matcher(Protocol):
 
         They are drafted and verified like any draft: a wrong one costs time and changes no text.
         """
+        ...
+
+
+class PackedMatcher(Matcher, Protocol):
+    """A matcher that has its masks as bits, too, which is what a device reads."""
+
+    def words(self) -> Words:
+        """The tokens that may come next, as bits; those past V are 0."""
         ...
 
 
@@ -69,6 +79,16 @@ class Cursor:
         """
         return self._at(output, lambda matcher: matcher.mask())
 
+    def words(self, output: Sequence[int]) -> Words | None:
+        """The same as bits, if the matcher has them."""
+
+        def ask(matcher: Any) -> Words | None:
+            words: Words | None = matcher.words() if hasattr(matcher, "words") else None
+            return words
+
+        answer: Words | None = self._at(output, ask)
+        return answer
+
     def forced(self, output: Sequence[int]) -> list[int]:
         """The tokens that must follow an output, as far as the grammar knows them."""
         return list(self._at(output, lambda matcher: matcher.forced()))
@@ -99,6 +119,19 @@ class Cursor:
                 return token
             self._taken.append(token)
         return None
+
+
+def packed(mask: Mask) -> Words:
+    """A mask as bits."""
+    padded = np.zeros(-(-len(mask) // 32) * 32, dtype=bool)
+    padded[: len(mask)] = mask
+    return np.packbits(padded, bitorder="little").view("<i4").astype(np.int32, copy=False)
+
+
+def unpacked(words: Words, vocab_size: int) -> Mask:
+    """The mask of V tokens that these bits are."""
+    octets = words.astype("<i4", copy=False).view(np.uint8)
+    return np.unpackbits(octets, count=vocab_size, bitorder="little").view(bool)
 
 
 def _num_shared(one: list[int], other: list[int]) -> int:

@@ -18,7 +18,7 @@ from weakref import WeakKeyDictionary
 import numpy as np
 
 from forerun.base.errors import InputError, MissingExtraError, explain
-from forerun.grammars.base import NOTHING_ALLOWED, Mask
+from forerun.grammars.base import NOTHING_ALLOWED, Mask, Words, unpacked
 
 NUM_COMPILED = 64
 WHITE_SPACE = r"[ \t\r\n]{0,40}"
@@ -130,16 +130,23 @@ class GuidedMatcher:
 
     def mask(self) -> Mask:
         """Booleans (V,); columns past the tokenizer's last token are never allowed."""
-        endings = list(self._endings)
-        if self._num_endings:
-            mask = np.zeros(self._vocab_size, dtype=bool)
-            mask[endings] = True
-            return mask
-        packed = np.frombuffer(self._inner.compute_bitmask(), dtype=np.uint8)
-        self._check()
-        mask = np.unpackbits(packed, count=self._vocab_size, bitorder="little").view(bool)
-        mask[endings] = self._is_accepting()  # and nowhere as part of the text
-        return mask
+        return unpacked(self.words(), self._vocab_size)
+
+    def words(self) -> Words:
+        """The mask as bits."""
+        size, has_ended = self._vocab_size, self._num_endings > 0
+        words = np.zeros(-(-size // 32), dtype=np.int32)
+        if not has_ended:
+            found = np.frombuffer(self._inner.compute_bitmask(), dtype="<i4")
+            self._check()
+            words[:] = found[: len(words)]
+            if size % 32:
+                words[-1] &= (1 << size % 32) - 1
+        may_end = has_ended or self._is_accepting()  # and nowhere as part of the text
+        for token in self._endings:
+            bit = np.int32(np.uint32(1 << token % 32).view(np.int32))
+            words[token // 32] = words[token // 32] | bit if may_end else words[token // 32] & ~bit
+        return words
 
     def forced(self) -> list[int]:
         if self._num_endings:

@@ -21,7 +21,7 @@ import numpy as np
 
 from forerun.base.arrays import BLOCK, HostArray
 from forerun.base.errors import InputError, explain, meant, shown, wrong_type
-from forerun.grammars.base import NOTHING_ALLOWED, Grammar
+from forerun.grammars.base import NOTHING_ALLOWED, Cursor, Grammar, Words, packed
 
 
 @dataclass(frozen=True)
@@ -371,6 +371,16 @@ def allowed_after(grammar: Mask | Grammar, output: Sequence[int], vocab_size: in
     if not allowed.any():
         raise ValueError(NOTHING_ALLOWED)
     return allowed
+
+
+def allowed_words(grammar: Mask | Grammar, output: Sequence[int], vocab_size: int) -> Words:
+    """The same as bits, without a detour over booleans where the grammar has bits."""
+    words = grammar.words(output) if isinstance(grammar, Cursor) else None
+    if words is None:
+        return packed(allowed_after(grammar, output, vocab_size))
+    if not words.any():
+        raise ValueError(NOTHING_ALLOWED)
+    return words
 
 
 def _as_row(answer: Any, vocab_size: int) -> HostArray:
