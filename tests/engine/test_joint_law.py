@@ -10,6 +10,7 @@ import math
 from collections import Counter, defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -269,3 +270,21 @@ def test_joint_law_with_the_real_noise(rule: str) -> None:
     edge = math.sqrt((len(cells) * math.log(2) + math.log(1e6)) / (2 * num_texts))
     assert found < edge
     assert edge < sum(abs(wanted[x] - 1 / len(wanted)) for x in wanted) / 2, "it can fail"
+
+
+@pytest.mark.parametrize("rule", ["ratio", "block", "match"])
+def test_joint_law_with_a_network_that_reads_hidden_states(
+    law_of: Any, rule: str, tmp_path: Path
+) -> None:
+    """An MTP layer, on passes of float32 whose sizes differ with and without drafts."""
+    pytest.importorskip("torch")
+    from mtp_reference import Layer
+    from tiny_heads import tiny_llama
+
+    target = fr.wrap(tiny_llama(seed=4, vocab_size=4, eos_token_id=ENDING, num_hidden_layers=2))
+    drafter = fr.drafters.MTP(Layer("qwen", vocab_size=4).save(tmp_path))
+    how: dict[str, Any] = {"sampling": Sampling(temperature=2.0, top_k=2), "max_new_tokens": 3}
+    plain = law_of(target, None, **how)
+    found = law_of(target, drafter, rule=rule, draft_length=2, **how)
+    assert distance(found, plain) < 1e-6
+    assert len(plain) > 4, "texts must differ"

@@ -32,13 +32,31 @@ from forerun.lean.plan import Plan
 from forerun.lean.scalar import copy, normalise
 from forerun.lean.shape import HAS_DOT_PRODUCTS, LANES
 
-NUM_STAGES = 15
+NUM_STAGES = 17
 (
-    NORM_STATES, FUSE, NORM_INPUTS, QKV, PLACE, ATTEND,
+    NORM_STATES, FUSE, NORM_INPUTS, JOIN, NORM_JOINED, QKV, PLACE, ATTEND,
     GATHER, OUT, NORM_MLP, GATED, CUT_INNER, DOWN, NORM_HEAD, HEAD, CHOOSE,
 ) = range(NUM_STAGES)  # fmt: skip
-MATRIX_OF = (0, 0, 1, 1, 0, 0, 2, 2, 3, 3, 4, 4, 5, 5, 0)  # of each stage, or of the next with one
-OF_FEATURE, OF_EMBEDDING, OF_MLP, OF_HEAD = range(4)  # the norms
+MATRIX_OF = (
+    0,
+    0,
+    1,
+    0,
+    1,
+    1,
+    0,
+    0,
+    2,
+    2,
+    3,
+    3,
+    4,
+    4,
+    5,
+    5,
+    0,
+)  # of each stage, or of the next with one
+OF_FEATURE, OF_EMBEDDING, OF_MLP, OF_HEAD, OF_JOINED = range(5)  # the norms
 
 
 class HeadsWeights(NamedTuple):
@@ -47,7 +65,8 @@ class HeadsWeights(NamedTuple):
     matrices: Matrices
     embedding: Floats  # (vocabulary, hidden)
     state_norms: Floats  # (parts, values of a part) of the target's states; without parts: none
-    norms: Floats  # (4, hidden)
+    norms: Floats  # (4, hidden), or (5, hidden) where inputs are joined
+    joins: bool  # the first matrix joins feature and embedding; else it fuses states
     norms_residual: bool  # the layer adds to the normed feature
     norms_output: bool  # the next feature is the output after the norm of the head
     head_norms: Floats  # (2, head size), of queries and of keys, where `heads` has norms
@@ -59,7 +78,7 @@ class HeadsScratch(NamedTuple):
     """The activations of the tokens of a pass between its stages."""
 
     hidden: Floats  # (tokens, values of the target's states): those states, normed
-    features: Floats  # (tokens, hidden)
+    features: Floats  # (tokens, hidden): what the layer adds to
     joined: Floats  # (tokens, 2 * hidden)
     qkv: Floats  # (tokens, heads * head size)
     queries: Floats  # (key heads, tokens * queries per key, head size)
@@ -87,11 +106,13 @@ def num_items(stage: int, level: Level, w: HeadsWeights, s: HeadsScratch, line: 
         return len(line.limits)
     if len(level.plan.ids) == 0 or (stage in (NORM_STATES, FUSE) and len(level.hidden) == 0):
         return 0
+    if (stage == FUSE and w.joins) or (stage in (JOIN, NORM_JOINED) and not w.joins):
+        return 0
     if stage > ATTEND and len(level.plan.logit_tokens) == 0:
         return 0
     if stage == CUT_INNER and not HAS_DOT_PRODUCTS:
         return 0
-    if stage in (FUSE, OUT, DOWN):
+    if stage in (FUSE, JOIN, OUT, DOWN):
         return num_panels(s.features)
     if stage == QKV:
         return num_panels(s.qkv) - first_panel(level, w)
@@ -156,13 +177,18 @@ def run_levels(
             if stage == CHOOSE:
                 choose(line, i, number, level, later, s)
             elif stage == NORM_STATES:
-                norm_parts(w.state_norms, w.eps, hidden[i], s.hidden[i])
-                cut(m, MATRIX_OF[stage], s.hidden[i], s.limbs[i])
+                normed = s.features[i] if w.joins else s.hidden[i]
+                norm_parts(w.state_norms, w.eps, hidden[i], normed)
+                if not w.joins:
+                    cut(m, MATRIX_OF[stage], normed, s.limbs[i])
             elif stage == NORM_INPUTS:
                 normalise(s.features[i], w.norms[OF_FEATURE], w.eps, s.joined[i, :size])
                 embedding = w.embedding[plan.ids[i]]
                 normalise(embedding, w.norms[OF_EMBEDDING], w.eps, s.joined[i, size:])
-                cut(m, MATRIX_OF[stage], s.joined[i], s.limbs[i])
+                cut(m, MATRIX_OF[JOIN if w.joins else QKV], s.joined[i], s.limbs[i])
+            elif stage == NORM_JOINED:
+                normalise(s.features[i], w.norms[OF_JOINED], w.eps, s.normed[i])
+                cut(m, MATRIX_OF[stage], s.normed[i], s.limbs[i])
             elif stage == PLACE:
                 place(w.heads, plan, cache, 0, 0, i, w.head_norms, s.qkv, s.queries)
             elif stage == ATTEND:
@@ -191,8 +217,10 @@ def run_levels(
                 inputs, places, out = s.normed, plan.places, logits
                 if stage == FUSE:
                     inputs, places, out = s.hidden, plan.order, s.features
+                elif stage == JOIN:
+                    inputs, places, out = s.joined, plan.order, s.features
                 elif stage == QKV:
-                    inputs, places, out = s.joined, plan.order, s.qkv
+                    inputs, places, out = s.normed if w.joins else s.joined, plan.order, s.qkv
                     i += first_panel(level, w)
                 project(m, MATRIX_OF[stage], i, inputs, places, out, work)
 

@@ -28,9 +28,7 @@ def fit(trained: Trained, target: LanguageModel) -> Runner:
     check(trained.target, target)
     subject: Any = target
     own = trained.embedding
-    design = trained.design
-    if isinstance(target, CpuPass) and design.num_layers == 1 and not design.is_joined:
-        # needs no torch
+    if isinstance(target, CpuPass) and trained.design.num_layers == 1:  # needs no torch
         from forerun.drafters.heads.lean_runner import LeanRunner
 
         embedding = subject.embedding if own is None else own

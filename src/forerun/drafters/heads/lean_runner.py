@@ -29,18 +29,19 @@ from forerun.models.feed import Feed
 from forerun.noise.philox import MASK
 from forerun.sampling.options import Sampling
 
-MATRICES = ("fuse", "qkv", "output", "gate_up", "down", "head")
+MATRICES = ("qkv", "output", "gate_up", "down", "head")
 ONE = np.ones(1, np.float32)
 
 
 def take(design: Design, weights: Mapping[str, Floats], embedding: Floats) -> HeadsWeights:
     """The weights, copied into panels of the fewest bits that keep them."""
     part = {name.removesuffix(".weight"): values for name, values in weights.items()}
-    norms = ("norm_feature", "norm_embedding", "norm_mlp", "norm_head")
+    norms = ["norm_feature", "norm_embedding", "norm_mlp", "norm_head"]
+    norms += ["norm"] * design.is_joined
     of_heads = [part.get(norm, ONE) for norm in ("norm_query", "norm_key")]
     of_states = part.get("norm_layers", np.empty(0, np.float32))
     parts = []
-    for name in MATRICES:
+    for name in ("join" if design.is_joined else "fuse", *MATRICES):
         count = 2 if name == "gate_up" else 1
         bias = part.get(f"{name}.bias", np.zeros(len(part[name]), np.float32))
         pieces, biases = np.split(part[name], count), np.split(bias, count)
@@ -50,6 +51,7 @@ def take(design: Design, weights: Mapping[str, Floats], embedding: Floats) -> He
         embedding=embedding,
         state_norms=of_states.reshape(design.norm_parts, -1 if len(of_states) else 0),
         norms=np.stack([part[norm] for norm in norms]),
+        joins=design.is_joined,
         norms_residual=design.norms_residual,
         norms_output=design.norms_output,
         head_norms=np.stack([np.broadcast_to(norm, design.head_size) for norm in of_heads]),
@@ -194,6 +196,7 @@ class LeanRunner:
         self.weights = take(design, weights, embedding)
         self.angles = rotary(design)
         self._num_tokens = design.num_tokens
+        self._num_features = design.num_features
         self._crew = Crew(num_threads)
 
     def start(self, num_rows: int, capacity: int) -> LeanHeadsRows:
@@ -353,7 +356,7 @@ class LeanRunner:
 
     def _new_ask(self, row: int, count: int) -> Ask:
         (plan,) = self._passes([Lot.of(row, 0, Feed([0] * count), 0, _last(count, 0))])
-        hidden = np.empty((count, int(self.weights.matrices.depth[0])), np.float32)
+        hidden = np.empty((count, self._num_features), np.float32)
         return Ask(Level(plan._replace(positions=plan.slots), hidden, *self._results(1)))
 
     def _run(
