@@ -231,6 +231,21 @@ def test_an_option_that_nobody_knows_is_refused_by_name(tmp_path: Path) -> None:
     assert eager.model.config._attn_implementation == "eager"
 
 
+def test_capped_scores_are_not_left_to_an_attention_without_caps(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As transformers 5.17 leaves them, which finds that fused attention will do for Gemma 2."""
+    from transformers import Gemma2PreTrainedModel
+
+    monkeypatch.setattr(Gemma2PreTrainedModel, "_supports_sdpa", True)
+    caps = {"attn_logit_softcapping": 0.1, "head_dim": 8}
+    Architecture("gemma2", "crop", caps).build().float().save_pretrained(tmp_path)
+    loaded = load(str(tmp_path), lean=False)
+    assert loaded.model.config._attn_implementation == "eager"
+    fused = load(str(tmp_path), lean=False, attn_implementation="sdpa")
+    assert fused.model.config._attn_implementation == "sdpa"
+
+
 def test_a_folder_at_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     Architecture("llama", "").build().save_pretrained(tmp_path / "mine")
     monkeypatch.setenv("HOME", str(tmp_path))

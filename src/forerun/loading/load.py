@@ -148,6 +148,8 @@ def load(
             model, read = AutoModelForCausalLM.from_pretrained(
                 place, dtype=dtype or "auto", **{**given, "output_loading_info": True}
             )
+    if "attn_implementation" not in given:
+        _heed_caps(model)
     check_complete(name, read, may_leave_out="num_hidden_layers" in given)
     if device is not None:
         model = model.to(device)
@@ -361,6 +363,14 @@ def _can_download(name: str, options: Mapping[str, Any]) -> bool:
     if reason is not None and not hub.is_cached(name, options.get("cache_dir")):
         raise not_loaded(name, f"there is no such folder, and {reason}.", Path(name))
     return reason is None
+
+
+def _heed_caps(model: Any) -> None:
+    """Attend eagerly where scores are capped: torch's fused attention has none, and transformers
+    5.17 chooses it for Gemma 2 all the same."""
+    config = model.config.get_text_config(decoder=True)
+    if getattr(config, "attn_logit_softcapping", None) is not None:
+        model.set_attn_implementation("eager")
 
 
 def _refuse_unknown(error: TypeError, given: Mapping[str, Any]) -> None:
