@@ -13,6 +13,7 @@ from forerun.engine.request import Report, Request
 from forerun.gpu_rounds.blocks import Part
 from forerun.gpu_rounds.masks import has_mask, masks_of
 from forerun.gpu_rounds.rounds import CapturedRound
+from forerun.gpu_rounds.turns import Turn
 from forerun.grammars.base import Words
 from forerun.rules.types import Drawn
 from forerun.trees.tree import Tree
@@ -54,7 +55,7 @@ class Landed(NamedTuple):
     def logits(self) -> Any:
         """The rows (N, V) after the text and each token of the draft, of such a lane."""
         assert self.flight is not None
-        return self.flight.round.logits(self.flight.turn, self.lane)
+        return self.flight.turn.logits(self.lane)
 
     def reports(self, path: Sequence[int]) -> list[Report]:
         """The log-probabilities of an accepted path and of the token after it, if the round
@@ -82,7 +83,7 @@ class Flight:
     num_read: int  # prompt tokens read in it, and in passes just before it
     by_host: Mapping[int, int]  # lanes that the host decides, and how many tokens each drafts
     launched: float = 0.0  # when
-    turn: int = 0  # which of the round's places for results is its own
+    turn: Turn = field(init=False)  # its results
     is_decided: bool = False  # the decision is launched, too
     mask_faults: dict[int, dict[int, BaseException]] = field(default_factory=dict)
     """By lane and slot: what a grammar raised."""
@@ -94,10 +95,11 @@ class Flight:
         """
         masks: dict[int, Words] = {}
         there = [pair for pair in self.masked.items() if pair[0] in outputs]
-        drafts = self.round.drafted(self.turn) if there else []
+        drafts = self.turn.drafts() if there else []
         shape, vocab = self.round.shape, self.round.vocab_size
         for lane, request in there:
-            draft = proposal_of(shape.tree, drafts[lane], self.asked[lane], Drawn.SHARED)
+            tokens = drafts[lane] if drafts else ()
+            draft = proposal_of(shape.tree, tokens, self.asked[lane], Drawn.SHARED)
             found, self.mask_faults[lane] = masks_of(request, outputs[lane], draft, vocab)
             masks |= {lane * (shape.num_nodes + 1) + slot: mask for slot, mask in found.items()}
         self.round.decide(self.turn, self.by_host, masks)
@@ -114,12 +116,12 @@ class Flight:
 
     def wait(self) -> None:
         """Wait until the round is over."""
-        self.round.wait(self.turn)
+        self.turn.wait()
 
     def table(self) -> list[list[int]]:
         """The results by lane: accepted tokens (-1: not in use), the extra token, the fault, the
         row that it follows, the draft."""
-        return self.round.table(self.turn)
+        return self.turn.table()
 
     @property
     def load(self) -> Load:

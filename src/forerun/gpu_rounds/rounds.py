@@ -23,6 +23,7 @@ from forerun.gpu_rounds.draft_steps import HeadsSteps, Hearing, ModelSteps, Pass
 from forerun.gpu_rounds.edits import Edits
 from forerun.gpu_rounds.lanes import Lanes
 from forerun.gpu_rounds.likeliest import Likeliest
+from forerun.gpu_rounds.turns import Turn
 from forerun.grammars.base import Words
 from forerun.kernels.decide import Round, decide_block, decide_match, decide_ratio, sample
 from forerun.kernels.scratch import CutScratch, Outcome
@@ -72,18 +73,6 @@ class RoundShape(NamedTuple):
         return self.num_lanes * (self.num_nodes + 1)
 
 
-class Turn(NamedTuple):
-    """The memory for the results of every other round, and the event that marks their arrival."""
-
-    results: Any  # (num_lanes, num_nodes + 4), on the host
-    is_done: Any
-    states: Any = None  # (num_tokens, F), on the device, for the host
-    likely: Any = None  # of `Likeliest`, by lane, on the host
-    logits: Any = None  # a dict: rows (N, V) of the lanes that the host decides, on the host
-    drafts: Any = None  # (num_lanes, num_nodes), on the host, where masks are made of them
-    are_drafted: Any = None  # the event of their arrival
-
-
 class CapturedRound:
     """A captured round of one shape."""
 
@@ -105,25 +94,20 @@ class CapturedRound:
             b, k + 1, vocab, device, for_match_only=shape.rule == "match"
         )
         self._results = torch.zeros((b, k + 4), dtype=torch.int32, device=device)
-        on_device, is_heard = device.type == "cuda", isinstance(draft, HeadsStorage)
+        is_heard = isinstance(draft, HeadsStorage)
         self._likeliest = None
         if shape.num_likely is not None:
             parents = range(-1, k - 1) if shape.tree is None or not k else shape.tree.parents
             above = [parent + 1 for parent in parents]
             self._likeliest = Likeliest(b, above, shape.num_likely, device)
+        drafts = self.drafts if shape.masks and k else None
+        likely = None if self._likeliest is None else self._likeliest.table
         self._turns = [
             Turn(
-                torch.zeros((b, k + 4), dtype=torch.int32, pin_memory=on_device),
-                torch.cuda.Event() if on_device else None,
-                None if is_heard else self._states(shape.num_tokens),
-                self._likeliest and torch.zeros(self._likeliest.table.shape, pin_memory=on_device),
-                {},
-                torch.zeros((b, k), dtype=torch.int64, pin_memory=on_device),
-                torch.cuda.Event() if on_device else None,
+                self._results, drafts, None if is_heard else self._states(shape.num_tokens), likely
             )
             for _ in range(2)
         ]
-        self._turn = 0
         self._watched = self._states(shape.num_tokens + shape.block)
         self._logits = target.logits("round", shape.num_tokens)
         self._pass = Pass(target, self._pass_shape(), self._logits, self._watched, shape.layers)
@@ -184,7 +168,7 @@ class CapturedRound:
     @property
     def is_ready(self) -> bool:
         """Whether the round is captured, or runs on a device that cannot capture."""
-        return bool(self._graphs) or self._turns[0].is_done is None
+        return bool(self._graphs) or not self.drafts.is_cuda
 
     def prepare(self) -> None:
         """Capture the round, unless it was captured before."""
@@ -203,27 +187,19 @@ class CapturedRound:
         if self._block is not None:
             self._block.put(parts)
 
-    def launch(self) -> int:
-        """Queue a round; returns the turn whose results can be waited for when it is decided."""
+    def launch(self) -> Turn:
+        """Queue a round, whose results can be waited for when it is decided."""
         self.prepare()
-        self._turn = 1 - self._turn
+        self._turns.reverse()
+        turn = self._turns[0]
         self._run(0)
         if self._masks is not None:
-            turn = self._turns[self._turn]
-            turn.drafts.copy_(self.drafts, non_blocking=True)
-            if turn.are_drafted is not None:
-                turn.are_drafted.record()
+            if self.shape.num_nodes:
+                turn.send_drafts(self.drafts)
             self._run(1)
-        return self._turn
+        return turn
 
-    def drafted(self, turn: int) -> list[list[int]]:
-        """The drafts by lane, before they are judged."""
-        if self._turns[turn].are_drafted is not None:
-            self._turns[turn].are_drafted.synchronize()
-        drafts: list[list[int]] = self._turns[turn].drafts.tolist()
-        return drafts
-
-    def decide(self, turn: int, by_host: Mapping[int, int], masks: Mapping[int, Words]) -> None:
+    def decide(self, turn: Turn, by_host: Mapping[int, int], masks: Mapping[int, Words]) -> None:
         """Queue the decision of the round that was launched last, and what brings it to the host.
 
         by_host: the lanes that the host decides, and how many tokens each drafts.
@@ -232,20 +208,10 @@ class CapturedRound:
         if self._masks is not None:
             self._masks.put(masks)
             self._run(2)
-        results = self._turns[turn]
-        results.results.copy_(self._results, non_blocking=True)
-        if results.states is not None:
-            results.states.copy_(
-                self._watched[: self.shape.num_tokens]
-            )  # the next round may be one of this shape
-        if self._likeliest is not None:
-            results.likely.copy_(self._likeliest.table, non_blocking=True)
-        results.logits.clear()
         rows = self._logits.view(self.shape.num_lanes, self.shape.num_nodes + 1, -1)
-        for lane, length in by_host.items():
-            results.logits[lane] = _on_its_way(rows[lane, : length + 1])
-        if results.is_done is not None:
-            results.is_done.record()
+        logits = {lane: rows[lane, : length + 1] for lane, length in by_host.items()}
+        likely = None if self._likeliest is None else self._likeliest.table
+        turn.send(self._results, self._watched, likely, logits)
 
     def _run(self, stage: int) -> None:
         if self._graphs:
@@ -253,27 +219,17 @@ class CapturedRound:
         else:
             self._stages[stage]()
 
-    def wait(self, turn: int) -> None:
-        """Wait for the results of a turn."""
-        event = self._turns[turn].is_done
-        if event is not None:
-            event.synchronize()
-
-    def states(self, turn: int, lane: int, count: int) -> Any:
+    def states(self, turn: Turn, lane: int, count: int) -> Any:
         """Hidden states (count, F) of the first tokens that a lane was fed: the last one of its
         text, then its draft."""
         first = lane * (self.shape.draft_length + 1)
-        return self._turns[turn].states[first : first + count].clone()
+        return turn.states[first : first + count].clone()
 
-    def logits(self, turn: int, lane: int) -> Any:
-        """The rows (N, V) of a lane that the host decides."""
-        return self._turns[turn].logits[lane].numpy()
-
-    def reports(self, turn: int, lane: int, path: Sequence[int]) -> list[Report]:
+    def reports(self, turn: Turn, lane: int, path: Sequence[int]) -> list[Report]:
         """The log-probabilities of the tokens that a lane emits, if the round computes them."""
         if self._likeliest is None:
             return []
-        return self._likeliest.reports(self._turns[turn].likely[lane].numpy(), path)
+        return self._likeliest.reports(turn.likely(lane), path)
 
     def _states(self, num_tokens: int) -> Any:
         """Memory for the hidden states of this many tokens; None where they are not kept."""
@@ -281,12 +237,6 @@ class CapturedRound:
         if not shape.layers:
             return None
         return self._target.scratch.x.new_zeros((num_tokens, len(shape.layers) * weights.hidden))
-
-    def table(self, turn: int) -> list[list[int]]:
-        """The results of each lane: accepted tokens (-1: not in use), the extra token, the fault,
-        the row that it follows (one more than its node), the draft."""
-        results: list[list[int]] = self._turns[turn].results.tolist()
-        return results
 
     def _capture(self) -> None:
         """Run the round once on lanes that are not in use, which compiles the kernels, then
@@ -396,12 +346,6 @@ class CapturedRound:
             )  # fmt: skip
             if kept is not None and not self._is_direct:
                 kept[:, step].copy_(logits)
-
-
-def _on_its_way(tensor: Any) -> Any:
-    """A copy on the host, which is there when the device has come so far."""
-    copied = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=tensor.is_cuda)
-    return copied.copy_(tensor, non_blocking=True)
 
 
 def _padded(count: int) -> int:
