@@ -14,7 +14,7 @@ from forerun.engine.gathering import LATELY, MOST_WAITED, Gathering
 from forerun.engine.plan import RoundPlan
 from forerun.engine.proposal import NOTHING, Drafted
 from forerun.engine.request import Request
-from forerun.engine.stepwise import Decision
+from forerun.engine.stepwise import Decision, Setup
 from forerun.generation.intake import make_request
 from forerun.gpu_rounds.outcomes import NO_ANSWER, CapturedLaws
 from forerun.models.table import TableModel
@@ -72,8 +72,8 @@ class Users:
     def __init__(self, *, costs_drafts: bool) -> None:
         target: Any = Storing()
 
-        def steady(target: Any, state: Any, *_: Any, **__: Any) -> Steady:
-            self.executor = Steady(state, costs_drafts=costs_drafts)
+        def steady(setup: Setup) -> Steady:
+            self.executor = Steady(setup.state, costs_drafts=costs_drafts)
             return self.executor
 
         self.engine = Engine(

@@ -23,7 +23,7 @@ from forerun.engine.request import Request
 from forerun.engine.schedule import Schedule
 from forerun.engine.seats import Seats
 from forerun.engine.steering.draft_planning import DraftPlanner
-from forerun.engine.stepwise import ChooseExecutor, Decision, step_by_step
+from forerun.engine.stepwise import ChooseExecutor, Decision, Setup, step_by_step
 from forerun.models.base import Bounded, LanguageModel
 from forerun.rules.base import Rule
 from forerun.rules.types import DraftLength
@@ -66,9 +66,7 @@ class Engine:
         self._drafting.start(num_rows, capacity, state)
         self._seats = Seats(target, state, num_rows)
         self._schedule = Schedule(self._seats, state, slowdown=slowdown, max_waiting=max_waiting)
-        self._executor = executor_of(
-            target, state, self._drafting, rule, tree=tree, draft_length=draft_length
-        )
+        self._executor = executor_of(Setup(target, state, self._drafting, rule, tree, draft_length))
         self._planner.start(num_rows, getattr(self._executor, "ladder", None))
         self._state, self._num_drafted = state, num_nodes  # past a text, at most
         if draft_length != "auto":

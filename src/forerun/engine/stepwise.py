@@ -7,9 +7,9 @@ plain decoding: the draft is simply empty.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import array_api_compat as compat
 import numpy as np
@@ -226,29 +226,21 @@ class Executor(Protocol):
         ...
 
 
-class ChooseExecutor(Protocol):
-    """Chooses who executes the plans of one engine."""
+class Setup(NamedTuple):
+    """All that the executor of one engine works with."""
 
-    def __call__(
-        self,
-        target: LanguageModel,
-        state: Any,
-        drafting: Drafting,
-        rule: Rule,
-        *,
-        tree: int | Tree | None,
-        draft_length: DraftLength,
-    ) -> Executor: ...
+    target: LanguageModel
+    state: Any  # the rows of the target
+    drafting: Drafting
+    rule: Rule
+    tree: int | Tree | None  # None: drafts are chains
+    draft_length: DraftLength
 
 
-def step_by_step(
-    target: LanguageModel,
-    state: Any,
-    drafting: Drafting,
-    rule: Rule,
-    *,
-    tree: int | Tree | None,
-    draft_length: DraftLength,
-) -> Executor:
+ChooseExecutor = Callable[[Setup], Executor]
+"""Chooses who executes the plans of one engine."""
+
+
+def step_by_step(setup: Setup) -> Executor:
     """The executor that serves any model, drafter and rule."""
-    return Stepwise(target, state, drafting, rule)
+    return Stepwise(setup.target, setup.state, setup.drafting, setup.rule)

@@ -2,51 +2,26 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from forerun.engine.drafting import Drafting
-from forerun.engine.stepwise import Executor, step_by_step
-from forerun.models.base import GpuPass, LanguageModel
+from forerun.engine.stepwise import Executor, Setup, step_by_step
+from forerun.models.base import GpuPass
 from forerun.rules import Block, Match, Ratio
-from forerun.rules.base import Rule
-from forerun.rules.types import DraftLength
-from forerun.trees.tree import Tree
-
-if TYPE_CHECKING:
-    from forerun.gpu.model import GpuModel
 
 
-def executor_of(
-    target: LanguageModel,
-    state: Any,
-    drafting: Drafting,
-    rule: Rule,
-    *,
-    tree: int | Tree | None,
-    draft_length: DraftLength,
-) -> Executor:
-    """The fastest executor that knows this target, drafter and rule; drafts are chains without a
-    tree.  One whose rounds come in a few lengths has an attribute `ladder`
-    (`engine/steering/ladder_policy.py`)."""
+def executor_of(setup: Setup) -> Executor:
+    """The fastest executor that knows this target, drafter and rule.  One whose rounds come in a
+    few lengths has an attribute `ladder` (`engine/steering/ladder_policy.py`)."""
+    target: Any = setup.target
     if not getattr(target, "decides_on_device", False):
-        return step_by_step(target, state, drafting, rule, tree=tree, draft_length=draft_length)
+        return step_by_step(setup)
     from forerun.gpu_rounds.sampled_steps import SampledSteps
 
-    captured = None
-    if isinstance(target, GpuPass):
-        model: Any = target
-        captured = _captured(model, state, drafting, rule, tree, draft_length)
-    return captured or SampledSteps(target, state, drafting, rule)
+    captured = _captured(setup) if isinstance(target, GpuPass) else None
+    return captured or SampledSteps(target, setup.state, setup.drafting, setup.rule)
 
 
-def _captured(
-    target: GpuModel,
-    state: Any,
-    drafting: Drafting,
-    rule: Rule,
-    tree: int | Tree | None,
-    draft_length: DraftLength,
-) -> Executor | None:
+def _captured(setup: Setup) -> Executor | None:
     """The executor of captured rounds, if all rows fit one pass, and if there is no drafter or it
     is on this device as well; else None."""
     from forerun.drafters.forced import Forced
@@ -58,6 +33,8 @@ def _captured(
     from forerun.gpu_rounds.executor import Captured
     from forerun.gpu_rounds.host_drafts import HostDrafts, drafts_beside
 
+    target: Any = setup.target
+    _, state, drafting, rule, tree, draft_length = setup
     drafter, num_rows = drafting.drafter, len(state.lengths)
     if type(rule) not in (Match, Ratio, Block) or num_rows > MOST_OF_ROUND:
         return None
