@@ -10,7 +10,6 @@ import math
 from collections import Counter, defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -274,7 +273,7 @@ def test_joint_law_with_the_real_noise(rule: str) -> None:
 
 @pytest.mark.parametrize("rule", ["ratio", "block", "match"])
 def test_joint_law_with_a_network_that_reads_hidden_states(
-    law_of: Any, rule: str, tmp_path: Path
+    law_of: Any, rule: str, tmp_path: Any
 ) -> None:
     """An MTP layer, on passes of float32 whose sizes differ with and without drafts."""
     pytest.importorskip("torch")
