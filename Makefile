@@ -104,7 +104,7 @@ format: setup  ## let ruff rewrite what it can
 	@$(BIN)/ruff format --quiet .
 
 # Without those that need a GPU, or to be told what to measure.
-BENCHMARKS := $(filter-out benchmarks/gpu% benchmarks/llama% benchmarks/audit.py benchmarks/code.py, $(wildcard benchmarks/*.py))
+BENCHMARKS := $(filter-out benchmarks/gpu% benchmarks/llama% benchmarks/audit.py benchmarks/code.py, $(shell grep -l __main__ benchmarks/*.py))
 
 bench: setup  ## the CPU benchmarks; each writes its JSON into benchmarks/results/MACHINE
 	@for script in $(BENCHMARKS); do $(BIN)/python $$script || exit 1; done

@@ -58,6 +58,9 @@ LATER = (
 )
 
 
+NAMES = ("generate", "stream", "Sampling", "verify", "rules")
+
+
 def test_help_and_mistakes_wait_for_no_engine() -> None:
     """Only then does `forerun generate --help` come within 0.3 s; an engine alone takes longer."""
     code = f"""
@@ -70,9 +73,11 @@ for words in (["generate", "--help"], ["sweep", "--help"], ["serv"], ["train", "
     except SystemExit as end:
         print(end.code, [name for name in {LATER!r} if name in sys.modules], file=sys.stderr)
 import forerun as fr
-print(fr.generate.__name__, fr.rules.__name__, file=sys.stderr)
+from concurrent.futures import ThreadPoolExecutor
+with ThreadPoolExecutor(4) as threads:
+    print(*threads.map(lambda name: getattr(fr, name).__name__, {NAMES!r}), file=sys.stderr)
 """
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     told = [line for line in result.stderr.splitlines() if line[0] in "02"]
     assert told == ["0 []", "0 []", "2 []", "2 []"], result.stderr
-    assert result.stderr.splitlines()[-1] == "generate forerun.rules"
+    assert result.stderr.splitlines()[-1] == "generate stream Sampling verify forerun.rules"

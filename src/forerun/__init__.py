@@ -3,6 +3,7 @@
 from importlib import import_module, reload
 from importlib.util import find_spec
 from sys import modules
+from threading import RLock
 from typing import TYPE_CHECKING
 
 import forerun.base.ctrl_c as ctrl_c  # first, because the others take a second
@@ -91,15 +92,19 @@ if TYPE_CHECKING or IS_RELOADED or not ctrl_c.is_command():
         return __all__
 
 else:  # the command answers sooner where a subcommand imports only what it needs
+    _reading = RLock()
 
     def __getattr__(name: str) -> object:
         """A part of the package, imported when it is first asked for; the first public name that
         is asked for imports all of them."""
         if find_spec(f"{__name__}.{name}"):
             return import_module(f"{__name__}.{name}")
-        if "__all__" in globals():
+        with _reading:  # another thread may just be importing them
+            if "__all__" not in globals():
+                reload(modules[__name__])
+        if name not in globals():
             raise AttributeError(f"module '{__name__}' has no attribute '{name}'")
-        return getattr(reload(modules[__name__]), name)
+        return globals()[name]
 
 
 ctrl_c.end()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -24,7 +25,7 @@ from forerun.gpu_rounds import host_drafts  # noqa: E402
 from forerun.gpu_rounds.captures import Captures  # noqa: E402
 from forerun.gpu_rounds.choosing import executor_of  # noqa: E402
 from forerun.gpu_rounds.lanes import Lane  # noqa: E402
-from forerun.gpu_rounds.rounds import RoundShape  # noqa: E402
+from forerun.gpu_rounds.rounds import CapturedRound, RoundShape  # noqa: E402
 from forerun.kernels.compiling import compile_together  # noqa: E402
 
 pytestmark = IN_INTERPRETER
@@ -73,6 +74,31 @@ def test_lengths_and_sizes_that_are_captured() -> None:
     assert [given.lengths(size) for size in given.sizes] == [[0, 5]] * 4
     assert [captures(count, 0).sizes[0] for count in (128, 129, 200)] == [128, 192, 256]
     assert captures(1, 0).lengths(1) == [0]
+
+
+def test_blocks_that_no_answers_have_room_for_are_not_captured(monkeypatch) -> None:
+    """Without drafts 64 lanes are passes of 64 tokens, beside which 448 are read at most."""
+    prepared: list[RoundShape] = []
+    monkeypatch.setattr(
+        Captures, "_prepare", lambda _, rounds: prepared.extend(made.shape for made in rounds)
+    )
+    monkeypatch.setattr(CapturedRound, "is_ready", False)  # as on a device
+    for length, room in ((0, 448), (3, 960)):
+        prepared.clear()
+        captures = Captures(TARGET.start(64, 64), 64, length)
+        captures.round(RoundShape(64, 0, 1, "match", draws=True, block=64), None, goes_on=True)
+        blocks = sorted(shape.block for shape in prepared)
+        assert blocks[0] == 64
+        assert blocks[-1] == room == captures.room(64, [length])
+
+
+def test_the_room_beside_guesses_of_the_host_is_that_of_their_passes() -> None:
+    captures = Captures(TARGET.start(2, 64), 2, 7)
+    drafts: Any = object.__new__(host_drafts.HostDrafts)
+    drafts._captures, plan = captures, SimpleNamespace(answering=[1, 2])
+    for drafts._num_silent, lengths in ((0, [7, 7]), (1, [0, 0])):
+        assert drafts._usual_lengths(plan) == lengths
+    assert drafts._usual_lengths(SimpleNamespace(answering=[])) == []
 
 
 class Listener:

@@ -25,7 +25,7 @@ from forerun.audit.meeting import Meeting, base_path, meet, token_id
 from forerun.audit.prompts import prompts
 from forerun.audit.questions import Chunk
 from forerun.audit.speculating import Speculation, counters, judge
-from forerun.audit.wire import Transport
+from forerun.audit.wire import Http, Polite, Transport
 from forerun.audit.without_logprobs import check_law_by_pairs
 from forerun.base.errors import InputError, explain, shown_by
 from forerun.base.version import __version__
@@ -97,8 +97,6 @@ def audit(
         raise InputError(explain("rate is not positive.", rate, "Use requests a second, as 20."))
     folder = None if out is None else Path(out)
     if transport is None:
-        from forerun.audit.wire import Http, Polite
-
         transport = Polite(Http(url, key=key, timeout=timeout), rate)
     kept = {"url": url, "model": model, "budget": budget, "seed": seed, "slack": slack}
     journal = Journal(transport, None if folder is None else folder / JOURNAL, kept)

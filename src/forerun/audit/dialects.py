@@ -123,10 +123,7 @@ def _whole(body: Any, seconds: float) -> Answer:
 
 def _streamed(raw: Raw) -> Answer:
     """Read an answer that came in events, and put it together by choice. Fields beside the choices
-    are taken from the last event that has them.
-
-    What stands beside the choices is taken from the last event that has it.
-    """
+    are taken from the last event that has them."""
     texts: dict[int, str] = {}
     tokens: dict[int, list[Token] | None] = {}
     reasons: dict[int, str | None] = {}

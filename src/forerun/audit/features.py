@@ -89,7 +89,10 @@ class Spot:
     is_last: bool = False  # no more tokens were asked for
 
     def view(self, law: Bins, before: Bins | None = None) -> View:
-        """The facts that bets may use."""
+        """The facts that bets may use.
+
+        law: of this place.  before: of the place before, if it is known.
+        """
         likeliest = before.keys[0] if before is not None else None
         two = tuple(self.text[max(0, self.place - 2) : self.place])
         return View(

@@ -1,4 +1,5 @@
-"""The finding on the law: what was tested under which conditions, and what is wrong."""
+"""The finding on the law: what was tested under which conditions, what is wrong, and how small a
+fault would have been found."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The exceptions and warnings of the package.
+"""The exceptions and warnings of the package, and an example of a call for wrong arguments.
 
 Every message says what is wrong, what was received, and what to do about it, so code that raises
 uses `explain` instead of a bare string.

@@ -97,7 +97,11 @@ class GpuModel(NotPickled, GpuPass):
         return other
 
     def expect_rows(self, memory: float | int | None) -> None:
-        """Announce that the model will be used."""
+        """Announce that the model will be used.
+
+        memory: how much of the device this process may fill, weights included: a share, or bytes;
+            None: the pool of pages decides.
+        """
         self._pass.pool.start(memory)
 
     def __repr__(self) -> str:

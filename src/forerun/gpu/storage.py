@@ -133,7 +133,8 @@ class Storage:
                 del self.rounds[shape]
 
     def watch(self, layers: tuple[int, ...]) -> None:
-        """Keep hidden states of these layers, and drop passes that were captured for others."""
+        """Keep hidden states of these layers; passes that were captured for others are not used
+        meanwhile."""
         if layers not in self._states:
             width = len(layers) * self.weights.hidden
             self._states[layers] = self.scratch.x.new_empty((MOST_TOKENS, width))

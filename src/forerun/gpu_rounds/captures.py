@@ -16,7 +16,7 @@ from forerun.gpu.heads_storage import HeadsStorage
 from forerun.gpu.rows import GpuRows
 from forerun.gpu.shapes import MOST_OF_ROUND, NARROW, num_chunks
 from forerun.gpu.storage import Storage
-from forerun.gpu_rounds.blocks import block_sizes
+from forerun.gpu_rounds.blocks import block_sizes, most_read
 from forerun.gpu_rounds.lanes import Lanes
 from forerun.gpu_rounds.rounds import CapturedRound, RoundShape
 from forerun.gpu_rounds.tree_rounds import TreeRound
@@ -112,6 +112,10 @@ class Captures:
         length = self.length(size, asked)
         return size * (1 + (len(self.tree) if self.tree and length else length))
 
+    def room(self, size: int, asked: Sequence[int]) -> int:
+        """Prompt tokens that a round takes beside such a round."""
+        return most_read(size, self.num_tokens(size, asked))
+
     def num_chunks(self, longest: int) -> int:
         """The number of chunks of attention for texts of this length."""
         usual = max(self._state.capacity or SHORT, FEW_TOKENS // len(self._state.lengths))
@@ -130,12 +134,15 @@ class Captures:
         """The round of this shape, captured.
 
         goes_on: others are answered, so prompts of all lengths may come: with a block, rounds with
-            all others are captured too.
+            all others that may stand beside answers are captured too.
         """
         begin, made = working(), self._made(shape, drafts)
         if not made.is_ready:
-            sizes = block_sizes(shape.num_lanes) if shape.block and goes_on else []
-            shapes = [shape._replace(block=size) for size in sizes if size != shape.block]
+            sizes, size = [], shape.num_lanes
+            if shape.block and goes_on:
+                most = max(self.room(size, [length]) for length in self.lengths(size))
+                sizes = [block for block in block_sizes(size) if block <= most]
+            shapes = [shape._replace(block=block) for block in sizes if block != shape.block]
             self._prepare([made, *(self._made(other, drafts) for other in shapes)])
             self.seconds += working() - begin
         return made

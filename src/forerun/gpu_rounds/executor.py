@@ -29,7 +29,7 @@ from forerun.engine.steering.ladder_policy import Ladder, Rungs
 from forerun.engine.stepwise import Decision, Stepwise
 from forerun.gpu.inference import inference
 from forerun.gpu.rows import GpuRows
-from forerun.gpu_rounds.blocks import Part, block_size, count, fitting, most_read
+from forerun.gpu_rounds.blocks import Part, block_size, count, fitting
 from forerun.gpu_rounds.captures import MARGIN, Captures
 from forerun.gpu_rounds.device_drafter import DeviceDrafter
 from forerun.gpu_rounds.edits import fits_device
@@ -50,7 +50,7 @@ from forerun.rules.types import DraftLength, Drawn
 from forerun.trees.tree import Tree
 
 FEW_TOKENS = 448
-"""Of prompts, that the first round of their answers reads."""
+"""Of prompts, that the first round of their answers reads, where all of them are new."""
 
 
 class Captured:
@@ -191,26 +191,25 @@ class Captured:
         self._flight = following
         if following is None:
             self._take_off(plan, decision, departure.parts)
+        usual = self._usual_lengths(plan)
         return replace(
             decision,
             is_overlapped=self._flight is not None,
             is_timed=is_timed,
-            room=self._room(plan),
-            costs_drafts=self._can_read and self._has_drafts(plan),
+            room=self._room(usual),
+            costs_drafts=self._can_read and any(usual),
         )
 
-    def _has_drafts(self, plan: RoundPlan) -> bool:
-        """Whether a round for these answers has drafts, if it reads no prompts."""
-        return any(self._drafter.asked(plan, range(len(plan.answering))))
+    def _usual_lengths(self, plan: RoundPlan) -> list[int]:
+        """The draft lengths for these answers in a round that reads no prompts."""
+        return self._drafter.asked(plan, range(len(plan.answering)))
 
-    def _room(self, plan: RoundPlan) -> int | None:
-        """Prompt tokens that the next round takes beside these answers; None: any."""
-        count = len(plan.answering)
-        if not (self._can_read and count):
+    def _room(self, usual: Sequence[int]) -> int | None:
+        """Prompt tokens that the next round takes beside answers with these draft lengths; None:
+        any."""
+        if not (self._can_read and usual):
             return None
-        num_lanes = self._captures.size(count)
-        asked = self._drafter.asked(plan, range(count))
-        return most_read(num_lanes, self._captures.num_tokens(num_lanes, asked))
+        return self._captures.room(self._captures.size(len(usual)), usual)
 
     def _follow(self, flight: Flight, plan: RoundPlan, parts: Sequence[Part]) -> Flight | None:
         """Launch the next round in the same lanes, which stand on the device as the last one leaves

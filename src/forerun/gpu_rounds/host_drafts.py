@@ -2,7 +2,8 @@
 
 Guesses are copied to the device, where one graph scores and decides them.  While the drafter has
 nothing to say, rounds are those of plain decoding: the next is on its way before it is asked.  A
-guess that comes then ends that: the round on its way is let go.
+guess that comes then ends that: the round on its way is let go.  No guess is asked for while
+prompts are read.
 """
 
 from __future__ import annotations
@@ -60,7 +61,7 @@ class HostDrafts(Captured):
         begin, reads = working(), self._can_read and bool(parts)
         drafted = self._drafting.propose(replace(plan, drafts=DraftPlan()) if reads else plan)
         self._proposing = begin, working()
-        most = self._captures.lengths(self._captures.size(len(plan.answering)))[-1]
+        most = self._longest(plan)
         short = [_shortened(draft, most) for draft in drafted.proposals]
         self._drafted = replace(drafted, proposals=short)
         guesses = [draft.tokens for draft in self._drafted.proposals]
@@ -93,8 +94,14 @@ class HostDrafts(Captured):
             if span is not None:
                 self._places[span.request.number] = flight, lane
 
-    def _has_drafts(self, plan: RoundPlan) -> bool:
-        return self._num_silent == 0
+    def _usual_lengths(self, plan: RoundPlan) -> list[int]:
+        if self._num_silent or not plan.answering:
+            return [0] * len(plan.answering)
+        return [self._longest(plan)] * len(plan.answering)
+
+    def _longest(self, plan: RoundPlan) -> int:
+        """The longest draft that a round for these answers has room for."""
+        return self._captures.lengths(self._captures.size(len(plan.answering)))[-1]
 
     def _flies_ahead(self, plan: RoundPlan) -> bool:
         return self._num_silent >= SILENT or not plan.drafts.asked

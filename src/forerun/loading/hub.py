@@ -16,10 +16,7 @@ TEXTS = ("*.json", "*.txt", "*.model", "*.jinja", "*.tiktoken")
 
 def why_not(name: str, token: Any = None) -> str | None:
     """The reason why the hub does not serve a model; None if it does. The hub is asked only once,
-    because the loader would retry for a minute.
-
-    It is asked once: the loader would retry for a minute.
-    """
+    because the loader would retry for a minute."""
     from huggingface_hub import HfApi
     from huggingface_hub.errors import HFValidationError, RepositoryNotFoundError
 

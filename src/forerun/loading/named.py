@@ -15,10 +15,7 @@ _lock = RLock()
 
 def model_of(target: Any) -> LanguageModel:
     """The given model, or the model of a name or folder. The model that was last loaded by name is
-    kept for the next call, and no other.
-
-    The last one that was loaded by its name is kept for the next call, and no more than that one.
-    """
+    kept for the next call, and no other."""
     if not isinstance(target, str | Path):
         return wrap(target)
     name = str(target)

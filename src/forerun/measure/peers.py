@@ -20,8 +20,6 @@ from forerun.generation.intake import ending_tokens
 from forerun.measure.records import AnswerRecord, Cell, Run
 from forerun.measure.running import Question, digest
 
-PEERS = ("transformers",)
-
 
 def can_run(cell: Cell, drafter: Drafter | None) -> bool:
     """Whether transformers has a mode that corresponds to this cell."""

@@ -149,10 +149,7 @@ def choose(
 
 def _different_rules(probe: DrafterProbe, temperature: float, rules: Sequence[str]) -> list[str]:
     """The rules that the probe covers, or only one of them where they all accept the same drafts.
-    That is so under greedy decoding, and for guesses without a law.
-
-    That is so under greedy decoding, and for guesses without a law.
-    """
+    That is so under greedy decoding, and for guesses without a law."""
     known = [rule for rule in rules if rule in probe.rules(temperature)]
     traces = {rule: probe.traces[temperature, rule] for rule in known}
     is_same = temperature == 0 or all(traces[rule] is traces[known[0]] for rule in known)

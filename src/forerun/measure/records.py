@@ -28,10 +28,7 @@ from forerun.rules.types import DraftLength
 
 def build(kind: Any, value: Any, where: str = "it") -> Any:
     """Build the object of type `kind` from JSON `value`: a dataclass, a list, dict or union of
-    such, or a plain value. Raises ValueError that says where they differ.
-
-    Raises ValueError that says where they differ.
-    """
+    such, or a plain value. Raises ValueError that says where they differ."""
     origin, parts = get_origin(kind), get_args(kind)
     if is_dataclass(kind) and isinstance(kind, type):
         return _build_dataclass(kind, value, where)

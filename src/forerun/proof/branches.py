@@ -73,10 +73,7 @@ def edges(weights: Array) -> Array:
 
 def _share(chance: Array, low: Array, high: Array) -> tuple[Array, Array]:
     """The share of the numbers from low to high that lie below a chance, and where that share ends,
-    both (B,). A row without any numbers left is on a path that has ended.
-
-    A row that nothing is left of is on a path that has ended.
-    """
+    both (B,). A row without any numbers left is on a path that has ended."""
     cut = np.clip(chance, low, high)
     width = high - low
     return (cut - low) / np.where(width > 0, width, 1.0), cut

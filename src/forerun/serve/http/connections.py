@@ -133,5 +133,8 @@ class Protocol(H11Protocol):  # type: ignore[misc]
 
 
 def _worth(one: Protocol, counts: Counter[str]) -> tuple[bool, int, float]:
-    """The order in which idle connections are closed to make room, the least valuable first."""
+    """The order in which idle connections are closed to make room, the least valuable first.
+
+    counts: the number of idle connections of each address.
+    """
     return one.has_shown_a_key, -counts[one.address], one._idle_since

@@ -1,4 +1,4 @@
-"""Bodies as they come in: bounded, in time, and JSON objects or nothing."""
+"""Bodies as they come in: bounded, and in time."""
 
 from __future__ import annotations
 
