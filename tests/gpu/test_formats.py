@@ -13,13 +13,13 @@ pytest.importorskip("transformers")
 pytest.importorskip("gguf")
 
 from interpreting import IN_INTERPRETER, chained_dots  # noqa: E402, F401
-from packing import FORMATS, packed_model  # noqa: E402
+from packing import FORMATS, packed_model, random_matrix  # noqa: E402
 from tiny import Reference, build, error, stored  # noqa: E402
 from tiny_gguf import VOCAB_SIZE, Kind, write  # noqa: E402
 
-from forerun.gpu.forward import LARGE, RESERVED, SMALL  # noqa: E402
+from forerun.gpu.forward import LARGE, RESERVED, SMALL, written_out  # noqa: E402
 from forerun.gpu.model import GpuModel  # noqa: E402
-from forerun.gpu.tiles import BYTES, PAIRED, packed_tile  # noqa: E402
+from forerun.gpu.tiles import BYTES, MOST_PACKED, PAIRED, packed_tile  # noqa: E402
 from forerun.loading.packed_gguf import load_gguf  # noqa: E402
 from forerun.models.packed import NUMBERS  # noqa: E402
 
@@ -86,6 +86,13 @@ def test_another_matrix_gives_other_bits(damage: str) -> None:
     else:
         getattr(matrix, damage)[5] = 0
     assert not are_equal(fed(GpuModel(model), 6), fed(GpuModel(plain), 6))
+
+
+def test_rows_of_a_table_may_begin_at_either_half_of_a_pair() -> None:
+    torch.manual_seed(1)
+    matrix = random_matrix((47, 192), "int4", 64, zeros=True)  # three zeros in a row
+    room = torch.empty(47 * 192, dtype=torch.bfloat16)
+    assert torch.equal(written_out(matrix, MOST_PACKED + 1, room), matrix.written_out())
 
 
 @pytest.mark.parametrize("number", NUMBERS)
