@@ -40,6 +40,7 @@ def thresholds(logits: torch.Tensor, options: list[Sampling], lengths: list[int]
     scratch = CutScratch.allocate(out.numel(), logits.shape[2], "cpu")
     find_thresholds(logits, *columns, out, scratch, more=1)
     assert not scratch.sums.any()
+    assert not scratch.counts.any()
     assert not scratch.finished.any()
     return out
 

@@ -35,6 +35,9 @@ SPARED = 1 / 32
 """Of the device's memory, for graphs and what they hold, where it is said how much to fill."""
 FLOAT_BYTES = 4
 """Of a logit."""
+LOGIT_ROWS = 2 * 2 * shapes.MOST_LOGITS
+"""Rows of logits that passes may come to hold (`Storage.logits`): two uses, and for each of them
+sizes that double up to the most, twice as many in all."""
 ON_HOST = 256
 """Pages of a pool without a device."""
 
@@ -102,7 +105,7 @@ class Pool:
         self._rotary, self._like, self._given = rotary, weights.norm, given
         size = weights.form.num_key_heads, self.size, weights.form.head_size
         self._own = Paged([(len(weights.layers), *size)] * 2, self._like)
-        self.logits_bytes = 2 * 2 * shapes.MOST_LOGITS * weights.head.shape[0] * FLOAT_BYTES
+        self.logits_bytes = LOGIT_ROWS * weights.head.shape[0] * FLOAT_BYTES
         self._others: WeakKeyDictionary[Any, Paged] = WeakKeyDictionary()
         self._unused: list[Page] = []
         self._angles: Any = None

@@ -9,7 +9,13 @@ from __future__ import annotations
 from forerun.kernels.decide import OPTIONS
 from forerun.kernels.early_launch import dependent_launch
 from forerun.kernels.scratch import CUT_PIECE, MOST_COLLECTED, CutScratch, Tensor
-from forerun.kernels.triton.truncation import bound_kernel, collect_kernel, divide_kernel
+from forerun.kernels.triton.truncation import (
+    CUT_BLOCK,
+    WAYS,
+    bound_kernel,
+    collect_kernel,
+    divide_kernel,
+)
 
 NUM_WARPS = 4
 DIVISIONS = 3
@@ -39,6 +45,8 @@ def find_thresholds(
     scratch: for B * N rows at least.
     """
     num_sequences, num_rows, vocab_size = logits.shape
+    assert scratch.maxima.shape[1] * CUT_BLOCK.value >= vocab_size, "maxima of every block"
+    assert scratch.sums.shape[1] >= WAYS.value, "a sum for every part of the interval"
     num_programs = num_sequences * num_rows * -(-vocab_size // CUT_PIECE)
     options = lengths, temperature, top_k, top_p, min_p
     how = {"V": vocab_size, "PIECE": CUT_PIECE, "num_warps": NUM_WARPS} | OPTIONS
