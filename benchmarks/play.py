@@ -72,7 +72,7 @@ class Eavesdropper:
         return [drafter.start(target, num_rows, capacity, rows) for drafter in self.drafters]
 
     def propose(self, state: Any, turns: Sequence[Turn], *, shared_noise: bool) -> list[Guess]:
-        asked = [replace(turn, worth=0.0, goes_on=0.0) for turn in turns]
+        asked = [replace(turn, worth=0.0, goes_on=()) for turn in turns]
         pairs = zip(self.drafters, state, strict=True)
         self.noted.append([one.propose(own, asked, shared_noise=True)[0] for one, own in pairs])
         return [Guess() for _ in turns]
@@ -248,7 +248,7 @@ class Recited:
             if value <= 0 or value < turn.worth:
                 break
             values.append(value)
-            if value < turn.goes_on:
+            if levels <= len(turn.goes_on) and value < turn.goes_on[levels - 1]:
                 break
         self.world.ask(self.name, levels, self.num_unread)
         self.num_unread = 0

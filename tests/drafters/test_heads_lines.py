@@ -53,7 +53,8 @@ def by_hand(logits: Any, turn: Turn, level: int) -> tuple[int, float]:
 
 def turn_of(row: int, sampling: Sampling, budget: int, worth: float = 0.0) -> Turn:
     seed, position = 7 + 2**40 * row, 2**33 + 5
-    return Turn(row, budget, sampling, seed, position, worth=worth, goes_on=1.5 * worth)
+    least = [1.5 * worth, 1.2 * worth]
+    return Turn(row, budget, sampling, seed, position, worth=worth, goes_on=least)
 
 
 def features(counts: list[int], seed: int) -> tuple[Any, Any]:
@@ -88,7 +89,7 @@ def test_lines_are_what_levels_give(first: int, worth: float, num_threads: int) 
                     break
                 wanted.append(token)
                 chances.append(chance)
-                if chance < turn.goes_on:
+                if chance < dict(enumerate(turn.goes_on)).get(level, 0.0):
                     break
                 own = lean.step(other, [row], [level - 1], [token])[0]
             assert lines[row][0] == wanted

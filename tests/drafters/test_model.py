@@ -257,7 +257,7 @@ def test_no_pass_is_run_for_what_is_not_worth_one(least: float, count: int) -> N
     drafter = Model(TABLE)
     state = drafter.start(TABLE, 1, 32)
     drafter.enter(state, 0, (1, 2), 2)
-    turn = Turn(0, 5, Sampling(temperature=1.0), seed=3, position=0, goes_on=least)
+    turn = Turn(0, 5, Sampling(temperature=1.0), seed=3, position=0, goes_on=[least])
     (guess,) = drafter.propose(state, [turn], shared_noise=True)
     assert len(guess.tokens) == count
     (guess,) = drafter.propose(state, [turn], shared_noise=False)

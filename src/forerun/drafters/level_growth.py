@@ -83,7 +83,7 @@ class Growth:
         self.level += 1
         if self.level >= self.depth:
             self.frontier = []
-        elif self.is_chain and not self.laws and new and self.values[new[-1]] < self.turn.goes_on:
+        elif self.is_chain and not self.laws and new and self.values[new[-1]] < self._least():
             self.frontier = []  # what comes next is not worth a pass of this model
         elif self.shape is None:
             self.frontier = sorted(self._best(new, self.width))
@@ -94,6 +94,11 @@ class Growth:
         else:
             grows = [node for node in new if self.places_after(node)]
             self.frontier = grows[:1] if self.width == 1 else grows
+
+    def _least(self) -> float:
+        """The chance that the last guess of a chain must have for another one to follow."""
+        least = self.turn.goes_on
+        return least[self.level - 1] if self.level <= len(least) else 0.0
 
     def feed(self, num_pending: int) -> tuple[list[int], list[int] | None]:
         """Tokens and parents of the nodes to feed, the frontier last; no parents for a line."""

@@ -32,7 +32,8 @@ class Line(NamedTuple):
     starts: Ints  # (R,): the slot of the first guess
     limits: Ints  # (R,): the most guesses
     worths: Doubles  # (R,): the line ends before a guess that is less likely to be kept
-    goes_on: Doubles  # (R,): the line ends after a guess that is less likely to be kept
+    goes_on: Doubles  # (R, L): the line ends after a guess of this level that is less likely to be
+    # kept
     temperatures: Doubles  # (R,)
     top_k: Ints  # (R,)
     top_p: Doubles  # (R,)
@@ -51,7 +52,7 @@ def no_line() -> Line:
     seeds, is_open = np.empty((0, 2), np.uint64), np.empty(0, np.bool_)
     tokens, values = np.empty((0, 0), np.int64), np.empty((0, 0))
     return Line(
-        whole, whole, whole, whole, real, real, real, whole, real, real, seeds, whole, is_open,
+        whole, whole, whole, whole, real, values, real, whole, real, real, seeds, whole, is_open,
         tokens, values, whole,
     )  # fmt: skip
 
@@ -73,7 +74,7 @@ def go_on(line: Line, row: int, level: int, logits: Floats) -> None:
     line.tokens[row, level] = line.ids[column]
     line.values[row, level] = value
     line.counts[row] = level + 1
-    line.is_open[row] = value >= line.goes_on[row] and level + 1 < line.limits[row]
+    line.is_open[row] = value >= line.goes_on[row, level] and level + 1 < line.limits[row]
 
 
 @compiled

@@ -63,9 +63,9 @@ def worth(choice: Choice) -> float:
     return choice.prices[0].parts[0].worth if choice.prices else 0.0  # type: ignore[union-attr]
 
 
-def goes_on(choice: Choice) -> float:
-    """The lowest stated chance after which another guess is wanted."""
-    return choice.prices[0].parts[0].goes_on if choice.prices else 0.0  # type: ignore[union-attr]
+def goes_on(choice: Choice) -> Sequence[float]:
+    """The lowest stated chances of guesses in a row after which another guess is wanted."""
+    return choice.prices[0].parts[0].goes_on if choice.prices else ()  # type: ignore[union-attr]
 
 
 def step(
@@ -702,7 +702,8 @@ def line(
     """What comes of a drafter with guesses of these values that goes on as it is told, and the
     seconds that it takes: so many, and for each level."""
     stated = [value for value in values[: choice.lengths[0]] if value >= worth(choice)]
-    last = next((at for at, value in enumerate(stated) if value < goes_on(choice)), 8)
+    pairs = zip(stated, goes_on(choice), strict=False)
+    last = next((at for at, (value, least) in enumerate(pairs) if value < least), 8)
     stated = stated[: last + 1]
     drafted = trimmed(choice, [Proposal([0] * len(stated), values=stated or None)])
     return drafted, asking + level * len(stated)

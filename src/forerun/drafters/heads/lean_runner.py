@@ -115,7 +115,7 @@ def line_for(turns: Sequence[Turn], ids: Ints) -> Line:
         starts=whole[0],
         limits=whole[1],
         worths=np.zeros(len(turns)),
-        goes_on=np.zeros(len(turns)),
+        goes_on=np.zeros(size),
         temperatures=np.array([float(sampling.temperature) for sampling in samplings]),
         top_k=np.array([sampling.top_k or len(ids) for sampling in samplings]),
         top_p=np.array([float(sampling.top_p) for sampling in samplings]),
@@ -146,7 +146,8 @@ def empty(line: Line, index: int, turn: Turn, position: int, start: int) -> None
     line.starts[index] = start
     line.limits[index] = turn.height
     line.worths[index] = turn.worth
-    line.goes_on[index] = turn.goes_on
+    line.goes_on[index] = 0.0
+    line.goes_on[index, : len(turn.goes_on)] = turn.goes_on
     line.positions[index] = position
     line.counts[index] = 0
     line.is_open[index] = turn.height > 0

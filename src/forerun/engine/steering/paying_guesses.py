@@ -5,11 +5,14 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from itertools import accumulate
 from math import inf
 
 from forerun.drafters.calibration import calibrated
 from forerun.engine.proposal import Proposal, worthwhile
 from forerun.engine.steering.measurements import Curve
+
+USUAL = 0.8  # the chance of a guess whose line was worth going on with, if all before it are kept
 
 
 def lowest_paying(
@@ -38,6 +41,21 @@ def lowest_paying(
         if kept * token - cost > best:
             bar, best = -loss, kept * token - cost
     return bar
+
+
+def going_on(scoring: Sequence[float], level: float) -> list[float]:
+    """The least chance that the last of 1, 2, ... guesses in a row must have for more to pay, as
+    many as pay best: a pass of some size costs much more than one of a token less, and those after
+    it hardly more.
+
+    scoring: tokens that could be made while 1, 2, ... guesses are scored.  level: tokens that could
+    be made while one more is guessed.
+    """
+    least, promised = [], list(accumulate(USUAL**count for count in range(1, len(scoring))))
+    for last, scored in enumerate(scoring[:-1]):
+        costs = [cost - scored + level * n for n, cost in enumerate(scoring[last + 1 :], start=1)]
+        least.append(min(cost / gain for cost, gain in zip(costs, promised, strict=False)))
+    return least
 
 
 @dataclass(frozen=True)

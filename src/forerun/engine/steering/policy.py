@@ -23,7 +23,7 @@ from forerun.engine.proposal import Drafted, Proposal
 from forerun.engine.request import Request
 from forerun.engine.steering.ledger import BUDGET, ENOUGH, Ledger, Own, size_of
 from forerun.engine.steering.measurements import NUM_TIMED, Seconds
-from forerun.engine.steering.paying_guesses import Tariff, chances_of, lowest_paying
+from forerun.engine.steering.paying_guesses import Tariff, chances_of, going_on, lowest_paying
 from forerun.engine.steering.why_few import Price
 
 LONGEST = 8  # tokens in the longest draft that is considered
@@ -172,12 +172,12 @@ class PayingPolicy:
         is_silent = ledger.num_silent % ENOUGH == ENOUGH - 1
         is_lifted = may_lose and (is_silent or ledger.num_scored < NUM_TIMED)
         order, prices, is_trial, risk = self._order(), [], is_lifted, ledger.debt
+        goes_on = {who: going_on(scoring, ledger.drafters[who].level / token) for who in order}
         for row, request, room, limit in zip(rows, requests, rooms, most, strict=True):
             parts = []
             for who in order:
                 gain, shift = self._gain(row, who, num_rows, plain), ledger.drafters[who].shift
                 loss = self._reading_loss(row, who, request, gain * room / num_rows, plain)
-                another = scoring[3] / 4 / NEAR + ledger.drafters[who].level / token
                 is_losing = gain <= 0 or loss > 0
                 is_affordable = may_lose and risk + loss <= BUDGET
                 is_asked = limit > 0 and (is_affordable or not is_losing)
@@ -188,7 +188,7 @@ class PayingPolicy:
                         who,
                         shift,
                         0.0 if is_lifted else calibrated(min(0.99, NEAR * scoring[0]), -shift),
-                        calibrated(min(0.99, another), -shift),
+                        [calibrated(min(0.99, least), -shift) for least in goes_on[who]],
                         -inf if not is_asked else inf if is_losing else gain,
                     )
                 )
