@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -253,22 +254,53 @@ def test_a_request_that_needs_the_host_beside_others(drafter: Any, mixed: list[l
     assert [token % 2 for token in mixed[1]] == [1, 0, 1, 0]
 
 
-def test_others_do_not_wait_for_a_request_that_needs_the_host(mixed: list[list[int]]) -> None:
-    """It is in every second round, and they gain a token in each."""
+def as_it_is(_: Any, scores: Any) -> Any:
+    return scores
+
+
+def the_least_likely(_: Any, scores: Any) -> Any:
+    return torch.full_like(scores, -torch.inf).scatter(1, scores.argmin(1, keepdim=True), 0.0)
+
+
+@pytest.mark.parametrize(
+    ("processor", "expected"), [(as_it_is, [1, 2, 3, 4]), (the_least_likely, [1, 1, 2, 2])]
+)
+def test_others_do_not_wait_for_a_request_that_needs_the_host(
+    processor: Any, expected: list[int]
+) -> None:
+    """It is in every round as long as the host chooses what the device has chosen, else in every
+    second one; the others gain a token in each."""
     engine = engine_of(num_rows=3)
+    samplings = [SAMPLING, replace(SAMPLING, processors=[processor]), SAMPLING]
     requests = [
         request_of(prompt, 4, sampling=sampling)
-        for prompt, sampling in zip(PROMPTS, MIXED, strict=True)
+        for prompt, sampling in zip(PROMPTS, samplings, strict=True)
     ]
     for request in requests:
         engine.submit(request)
-    counts = []
-    for _ in range(4):
+    for count, of_host in enumerate(expected, start=1):
         engine.step()
-        counts.append([request.num_output for request in requests])
-    assert counts == [[1, 1, 1], [2, 1, 2], [3, 2, 3], [4, 2, 4]]
-    finish(engine)
-    assert [request.output[:3] for request in requests] == [text[:3] for text in mixed]
+        assert [request.num_output for request in requests] == [count, of_host, count]
+    engine.close()
+
+
+def test_a_request_that_needs_the_host_and_is_alone() -> None:
+    """Its next round is launched ahead while the host agrees with the device."""
+    for processor, flies in ((as_it_is, True), (the_least_likely, False)):
+        engine: Any = engine_of(num_rows=1)
+        sampling = replace(SAMPLING, processors=[processor])
+        request = request_of(PROMPTS[0], 6, sampling=sampling)
+        engine.submit(request)
+        ahead = []
+        follow = engine._executor._follow
+        engine._executor._follow = lambda *args, follow=follow, ahead=ahead: (
+            ahead.append(follow(*args)) or ahead[-1]
+        )
+        for count in range(1, 4):
+            engine.step()
+            assert request.num_output == count
+        assert [one is not None for one in ahead] == [False, flies, flies]
+        engine.close()
 
 
 @pytest.mark.parametrize(

@@ -10,8 +10,8 @@ more of a prompt.
 Where grammars restrict requests, the decision of a round is launched behind its pass when the
 outcome of the round before it is known, with masks made from that.
 Lanes of requests that need the host (a processor, some log-probabilities) are scored with the
-others.  The host decides them by their logits while the next round runs, which they are
-not in: they take part in every second one.
+others.  The host decides them by their logits while the next round runs, in which they go on with
+the tokens that the device would choose.  Where the host chooses others, that was in vain for them.
 """
 
 from __future__ import annotations
@@ -80,6 +80,7 @@ class Captured:
         self._flight: Flight | None = None  # launched ahead, for the next plan
         # The host knows no law of a draft made on the device, and moves no keys of a tree's path.
         self._drafts_for_host = tree is None and (type(rule) is Match or drafter.is_on_host)
+        self._is_host_alike = False  # it chose what the device would have chosen
         self._needs = Needs()  # of all requests so far; rounds that read prompts serve them all
         # A drafter on the host hears no hidden states of prompts that rounds read.
         self._can_read = not (drafter.is_on_host and state.layers)
@@ -188,6 +189,15 @@ class Captured:
         end = max(begin, self._last_result) if flight is not None else working()
         is_timed = self._captures.seconds == self._captured_before
         decision = self._decision(plan, flight, results, begin, end)
+        unlike = [
+            span.row
+            for index, span in enumerate(plan.answering)
+            if span.request.number in results
+            and not results[span.request.number].is_as(decision.paths[index], decision.extra[index])
+        ]
+        self._is_host_alike = not unlike
+        if following is not None:
+            following.leave(unlike)
         self._flight = following
         if following is None:
             self._take_off(plan, decision, departure.parts)
@@ -213,14 +223,20 @@ class Captured:
 
     def _follow(self, flight: Flight, plan: RoundPlan, parts: Sequence[Part]) -> Flight | None:
         """Launch the next round in the same lanes, which stand on the device as the last one leaves
-        them; those who have come take free ones, and those whom the host decides leave theirs.
+        them; those who have come take free ones.  Those whom the host decides go on as if it agreed
+        with the device, but leave their lanes where they have drafts, since the keys of what the
+        host alone accepts would be overwritten.
 
         None if more or fewer lanes would do, or if all requests may be over: then it is launched
-        when the outcome of the last one is known."""
+        when the outcome of the last one is known.  So it is where the host decides all, and has
+        just disagreed."""
+        lanes = [flight.lane(span) for span in plan.answering]
+        if not self._is_host_alike and all(lane in flight.by_host for lane in lanes):
+            return None
         indices = [
             index
-            for index, span in enumerate(plan.answering)
-            if flight.lane(span) not in flight.by_host
+            for index, lane in enumerate(lanes)
+            if lane is None or not flight.by_host.get(lane)
         ]
         shape, spans = flight.round.shape, [plan.answering[index] for index in indices]
         most = flight.longest(spans)

@@ -46,6 +46,10 @@ class Landed(NamedTuple):
         """Whether the host decides the lane."""
         return self.flight is not None and self.lane in self.flight.by_host
 
+    def is_as(self, path: Sequence[int], extra: int) -> bool:
+        """Whether the device has accepted as many tokens, and chosen this one after them."""
+        return len(path) == max(self.row[0], 0) and extra == self.row[1]
+
     @property
     def mask_faults(self) -> Mapping[int, BaseException]:
         """What the grammar raised, by slot."""

@@ -90,8 +90,8 @@ class HostDrafts(Captured):
         results: dict[int, Landed],
     ) -> None:
         super()._note_results(flight, table, plan, results)
-        for lane, span in enumerate(flight.spans):
-            if span is not None:
+        for span in plan.answering:
+            if (lane := flight.lane(span)) is not None:
                 self._places[span.request.number] = flight, lane
 
     def _usual_lengths(self, plan: RoundPlan) -> list[int]:
