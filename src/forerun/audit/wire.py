@@ -21,6 +21,11 @@ from forerun.base.errors import ForerunError, InputError, explain
 
 DONE = "[DONE]"
 """The last event of a stream."""
+BUSY = (429, 503, 529)
+"""Statuses of an endpoint that asks to be called again later."""
+FIRST_WAIT = 1.0
+LONGEST_WAIT = 60.0
+"""Seconds between two tries of one call: first, and at most, doubled in between."""
 
 
 class EndpointError(ForerunError, RuntimeError):
@@ -62,13 +67,6 @@ class Transport(Protocol):
     def send(self, call: Call) -> Raw:
         """Make a call; returns the response."""
         ...
-
-
-BUSY = (429, 503, 529)
-"""Statuses of an endpoint that asks to be called again later."""
-FIRST_WAIT = 1.0
-LONGEST_WAIT = 60.0
-"""Seconds between two tries of one call: first, and at most, doubled in between."""
 
 
 class Http:

@@ -21,6 +21,10 @@ from forerun.rules.rows import check_rows, sum_tolerance
 from forerun.rules.types import Drawn
 from forerun.trees.tree import ROOT, Tree
 
+SHAPES = "a shape known before, like Tree.of_branching((2, 2)) or --tree 2,2"
+"""What is asked of trees under rules with coins."""
+XP = compat.array_namespace(np.empty(0))
+
 
 @dataclass(frozen=True)
 class Proposal:
@@ -122,10 +126,6 @@ def fits(tree: Tree, shape: Tree) -> bool:
             return False
         place |= dict(zip(children, places, strict=False))
     return True
-
-
-SHAPES = "a shape known before, like Tree.of_branching((2, 2)) or --tree 2,2"
-XP = compat.array_namespace(np.empty(0))
 
 
 def checked(turn: Turn, guess: Any, target: LanguageModel, rule: Rule) -> Proposal:

@@ -29,6 +29,10 @@ BLOCK = 8
 
 MOST_PLACES = 100_000
 """Places that are remembered, in about 20 MB; those not met for longest are forgotten."""
+PAUSE = 0.2
+"""Seconds before work is sent again, where it is lost before it is begun."""
+AVOIDED = 60.0
+"""Seconds for which a replica that was lost gets no work, where there is another."""
 
 
 class Conversations:
@@ -73,13 +77,6 @@ def _digests(owner: str, tokens: Sequence[int]) -> Iterator[tuple[int, bytes]]:
         block = tokens[end - BLOCK : end]
         digest.update(b"".join(token.to_bytes(4, "little") for token in block))
         yield end, digest.copy().digest()
-
-
-PAUSE = 0.2
-"""Seconds before work is sent again, where it is lost before it is begun."""
-
-AVOIDED = 60.0
-"""Seconds for which a replica that was lost gets no work, where there is another."""
 
 
 class Fleet:

@@ -59,6 +59,7 @@ MESSAGE = Tagged(
 )
 IS_ALONE = {"disable_parallel_tool_use": Field(Flag(), "One call at most.", False)}
 CHOICES = {"auto": "auto", "any": "required", "none": "none"}
+REASONS = {"stop": "end_turn", "length": "max_tokens", "tool_calls": "tool_use"}
 
 
 class Messages:
@@ -215,9 +216,6 @@ def _tool(tool: Mapping[str, Any]) -> dict[str, Any]:
     if tool["description"] is not None:
         function["description"] = tool["description"]
     return {"type": "function", "function": function}
-
-
-REASONS = {"stop": "end_turn", "length": "max_tokens", "tool_calls": "tool_use"}
 
 
 class MessagesReply:
