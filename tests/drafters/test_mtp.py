@@ -330,6 +330,24 @@ def test_what_config_json_promises_and_the_files_lack(tmp_path):
         MTP(tmp_path)
 
 
+def test_a_model_whose_files_hold_a_layer_is_packed_as_it_is(tmp_path):
+    """Its files are enough: nothing is loaded by transformers, the head included."""
+    target = fr.load(str(Likely("qwen").save_within(tmp_path, model())), device="cpu")
+    found = fr.generate(target, PROMPTS, drafter="mtp", max_new_tokens=12, ignore_eos=True)
+    assert target._model is None
+    plain = fr.generate(lean(), PROMPTS, drafter=None, max_new_tokens=12, ignore_eos=True)
+    assert [each.tokens for each in found] == [each.tokens for each in plain]
+
+
+@pytest.mark.parametrize("is_tied", [False, True])
+def test_the_head_is_that_of_the_model(is_tied, tmp_path):
+    target = tiny_llama(tie_word_embeddings=is_tied)
+    table = target.get_output_embeddings().weight.detach().numpy()
+    found = load(Layer("deepseek").save_within(tmp_path, target))
+    np.testing.assert_array_equal(found.weights["head.weight"], table)
+    fr.load(str(tmp_path), lean=False)  # its tensors are no layer that config.json leaves out
+
+
 def test_copies_of_the_embedding_and_later_layers_are_left_alone(tmp_path, capsys):
     layer = Layer("deepseek")
     more = {n.replace(".5.", ".6."): v + 1 for n, v in layer.tensors.items()}

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from forerun.base.errors import ForerunError, InputError, MissingExtraError, explain
+from forerun.drafters.heads.mtp import belonging
 from forerun.loading import hub
 
 CURE = (
@@ -63,7 +64,8 @@ def check_complete(name: str, read: Mapping[str, Any], *, may_leave_out: bool) -
     if absent:
         wrong = f"Weights that the model needs are not in its files ({_some(absent)})."
         raise InputError(explain(wrong, repr(name), CURE))
-    left = sorted(key for key in read.get("unexpected_keys", ()) if LAYER.match(key))
+    unexpected = {*read.get("unexpected_keys", ())}
+    left = sorted(key for key in unexpected - belonging(unexpected) if LAYER.match(key))
     if left and not may_leave_out:
         wrong = f"Its files have layers that config.json leaves out ({_some(left)})."
         raise InputError(explain(wrong, repr(name), CURE))

@@ -14,6 +14,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig
 
 from forerun.base.arrays import HostArray
 from forerun.base.errors import InputError, explain
+from forerun.drafters.heads.mtp import belonging
 from forerun.loading.damage import CURE, check_files, config_of, shards_of
 from forerun.loading.folders import check_folder, tokenizer_of
 from forerun.loading.kinds import refuse_other_kinds
@@ -73,6 +74,8 @@ def read_folder(folder: Path, dtype: str) -> FolderModel | None:
     refuse_other_kinds(folder, told)
     check_files(folder, told)
     tensors = {tensor.name: tensor for tensor in _tensors(folder)}
+    for name in belonging(tensors):  # a drafter reads them, and the model does not
+        del tensors[name]
     if "quantization_config" in told or not _keeps(dtype, told, tensors):
         return None
     try:

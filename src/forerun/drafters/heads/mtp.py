@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from forerun.base.errors import InputError, explain, notice
+from forerun.base.errors import InputError, UnsupportedError, explain, notice
 from forerun.drafters.folders import description_of, find, kind_of, refuse, tensors_of
 from forerun.drafters.heads.design import Design
 from forerun.drafters.heads.eagle3 import Rotation, swapped
@@ -92,7 +92,7 @@ class PublishedLayer:
     name: str
     target: Fingerprint
     design: Design  # its layers are those of the target
-    weights: Mapping[str, NDArray[np.float32]]  # without the head
+    weights: Mapping[str, NDArray[np.float32]]  # without the head where that is not in the files
     tokens: NDArray[np.int64]  # (V,)
     layout: Layout
     embedding: None = None
@@ -121,15 +121,17 @@ def load(place: str | Path) -> PublishedLayer:
         refuse(folder, kind, "a model with MTP layers")
     layer = described.get("transformer_layer_config") or described.get("text_config") or {}
     settings = described | layer
-    chosen: list[tuple[Layout, int]] = []
+    is_tied = bool(described.get("tie_word_embeddings"))
+    head = "model.embed_tokens.weight" if is_tied else "lm_head.weight"
 
     def choose(names: set[str]) -> Collection[str]:
-        chosen.append(_first(folder, settings, names))
-        ((layout, number),) = chosen
-        return [name for name in names if layout.has(name, number) and not SHARED.match(name)]
+        layout, number = _first(folder, settings, names)
+        own = [name for name in names if layout.has(name, number) and not SHARED.match(name)]
+        _check_kind(folder, own)
+        return [*own, head] if head in names else own
 
     tensors = tensors_of(folder, choose)
-    ((layout, number),) = chosen
+    layout, number = _first(folder, settings, {*tensors})
     num_layers = settings.get("num_hidden_layers") if kind == "model" else None
     is_flat = "speculators_model_type" not in described
     files = Files(folder, settings if is_flat else described, tensors)
@@ -137,8 +139,17 @@ def load(place: str | Path) -> PublishedLayer:
     design = files.design(layout, number)
     size = files.config.vocab_size
     about = Fingerprint("another model", design.hidden_size, num_layers, size, ())
-    weights = files.weights(design, layout, number)
+    names = layout.names(number) | {"head": (head.removesuffix(".weight"),)}
+    weights = files.weights(design, names)
+    if not layout.begins_with_feature:
+        weights["join.weight"] = swapped(weights["join.weight"])
     return PublishedLayer(str(place), about, design, weights, np.arange(size), layout)
+
+
+def belonging(names: Collection[str]) -> set[str]:
+    """Which of a model's tensors are of MTP layers."""
+    found = [layout.around.format(n) for layout in LAYOUTS for n in layout.numbers(names)]
+    return {name for name in names if name.startswith(tuple(found))}
 
 
 def of(target: Any) -> PublishedLayer:
@@ -162,34 +173,38 @@ class Files(PublishedFiles):
         self._check_version()
         self._check_off({"use_sliding_window": "its layer sees a sliding window"})
         self._check_layers()
-        for pattern, means in OF_OTHERS.items():
-            for name in filter(re.compile(pattern).search, self.tensors):
-                raise self._unserved(f"{means} ({name})")
+        if self.switch("attn_output_gate"):
+            raise self._unserved("its attention has a gate (attn_output_gate)")
         for name, values in self.tensors.items():
             if values.dtype.kind != "f":
                 raise self._unserved(f"its tensors are quantised ({name}: {values.dtype.name})")
 
     def design(self, layout: Layout, number: int) -> Design:
         """The sizes and switches of the network, except for how states are read."""
-        within, config = layout.within.format(number), self.config
-        if self.switch("attn_output_gate"):
-            raise self._unserved("its attention has a gate (attn_output_gate)")
         return Design(
-            **self._sizes(within), layers=(0,), num_tokens=config.vocab_size, is_joined=True,
+            **self._sizes(layout.within.format(number)),
+            layers=(0,),
+            num_tokens=self.config.vocab_size,
             state_norm="none",
-        )  # fmt: skip
+            is_joined=True,
+        )
 
     def weights(
-        self, design: Design, layout: Layout, number: int
+        self, design: Design, names: Mapping[str, tuple[str, ...]]
     ) -> dict[str, NDArray[np.float32]]:
-        """The tensors as `Network.state_dict` names them."""
-        names = layout.names(number) | {"head": ("lm_head",)}
+        """The tensors of these names, as `Network.state_dict` calls them."""
         expected = matched(design, names)
-        del expected["head.weight"]
-        made = self._taken(expected, design.shapes, ())
-        if not layout.begins_with_feature:
-            made["join.weight"] = swapped(made["join.weight"])
-        return made
+        if f"{names['head'][0]}.weight" not in self.tensors:
+            del expected["head.weight"]
+        return self._taken(expected, design.shapes, ())
+
+
+def _check_kind(folder: Path, names: Collection[str]) -> None:
+    """Refuse a layer that our network does not compute, before its tensors are read."""
+    for pattern, means in OF_OTHERS.items():
+        for name in filter(re.compile(pattern).search, names):
+            wrong, cure = f"This MTP layer cannot draft here: {means} ({name}).", "Use another one."
+            raise UnsupportedError(explain(wrong, repr(str(folder)), cure))
 
 
 def _first(folder: Path, settings: Mapping[str, Any], names: set[str]) -> tuple[Layout, int]:
