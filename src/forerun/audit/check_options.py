@@ -40,7 +40,8 @@ BAN = -100.0
 """A bias after which no token comes, in the range that OpenAI's API has."""
 
 Laws = Callable[[Bins, Sequence[Key], Prompt], list[Bins]]
-"""The laws that an honest server may have: after the plain one, what was said, and the prompt."""
+"""Gives the law under each honest reading of an option, from the plain law, the tokens so far and
+the prompt."""
 
 
 @dataclass

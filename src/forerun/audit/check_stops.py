@@ -1,4 +1,4 @@
-"""Stops and limits: text is cut inside a run exactly where plain text is cut."""
+"""Checks that stop strings and max_tokens cut a text exactly where they should."""
 
 from __future__ import annotations
 

@@ -32,7 +32,7 @@ from forerun.base.arrays import HostArray
 TILTS = (-1.6, -0.8, -0.4, -0.2, 0.2, 0.4, 0.8, 1.6)
 """Fixed experts: one feature is made likelier or less likely by so much in log-odds."""
 LEARNED = (0.5, 1.0)
-"""Learning experts: tilts of all features, by so much of what the tokens so far suggest."""
+"""Learning experts: each tilts all features by this share of the tilts fitted to earlier tokens."""
 RIDGE = 10.0
 """What the tokens so far suggest is shrunk as if so many had shown nothing."""
 STEEPEST = 2.0

@@ -28,7 +28,7 @@ Box = tuple[float, float]
 """Two coins succeed if they fall below these; of one coin, the second is 1."""
 
 USUAL = 0.5
-"""The chance of a guess whose place has not been seen, before any place has."""
+"""The first value of the running mean of guesses' chances, which stands in for unknown guesses."""
 
 
 @dataclass

@@ -22,7 +22,7 @@ PREFILLS: tuple[dict[str, Any], ...] = (
     {},
     {"continue_final_message": True, "add_generation_prompt": False},
 )
-"""How servers are told to go on with a message: not at all, or in vLLM's words."""
+"""Options that may make a server continue a message, in the order of trial: none, then vLLM's."""
 
 
 @dataclass(frozen=True)

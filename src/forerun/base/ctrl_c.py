@@ -17,8 +17,8 @@ COMMANDS = ("forerun", "forerun.cli")
 
 
 def begin() -> None:
-    """Until `end` is called, let Ctrl-C end the command with its usual exit status and without a
-    traceback; nothing if this process is not the command."""
+    """Let Ctrl-C end the command without a traceback and with its usual exit status, until `end` is
+    called; does nothing in other programs."""
     is_usual = signal.getsignal(signal.SIGINT) is signal.default_int_handler
     if is_usual and is_command() and threading.current_thread() is threading.main_thread():
         signal.signal(signal.SIGINT, _leave)

@@ -171,8 +171,8 @@ def _here(
 
 
 def _identity(source: Input, settings: WorkerSettings) -> dict[str, Any]:
-    """Everything that the texts of a job depend on; drafter, draft length, batch and workers are
-    not among it."""
+    """Everything that determines the texts of a job; drafter, draft length, batch size and number
+    of workers do not."""
     return {
         "input": source.digest(),
         "model": settings.model or "default",

@@ -194,7 +194,7 @@ class JobFolder:
             notice(f"{lines} of {self.path / JOURNAL} cannot be read: they are answered again")
 
     def _recall(self, offset: int, raw: bytes) -> bool:
-        """Note a line of the journal; false if it is damaged."""
+        """Take in a line of the journal that begins at `offset`; returns False if it is damaged."""
         try:
             entry = json.loads(raw)
             index, line = entry["index"], entry["line"]

@@ -1,8 +1,8 @@
 """What a terminal shows: what is being waited for, and answers as they arrive.
 
-Tokens have the colour of their fate.  Blue and orange are told apart by every kind of eyes;
-corrections are underlined as well, for terminals and eyes without colour.  Bonus tokens, which
-plain decoding is made of, stay plain.
+Tokens are coloured by their fate.  Blue and orange are distinct for the colour-blind, too;
+corrections are also underlined, for terminals without colour.  Bonus tokens, the only kind in plain
+decoding, stay plain.
 """
 
 from __future__ import annotations

@@ -21,7 +21,7 @@ READY_SECONDS = 600
 
 
 def check(args: argparse.Namespace) -> None:
-    """Refuse flags that mean nothing, before anything is started."""
+    """Refuse flags that are invalid, need --ray or exclude it, before anything is started."""
     if not args.ray:
         for name in FLAGS:
             if getattr(args, name) is not None:

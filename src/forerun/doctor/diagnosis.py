@@ -81,8 +81,8 @@ def suspects(model: LanguageModel, text: Sequence[int], following: list[int]) ->
 
 
 def _deep(model: LanguageModel, text: list[int], draft: list[int]) -> Iterator[Suspect]:
-    """Passes in which the last tokens of the text are right guesses, as they were when they were
-    drafted."""
+    """Passes that get the last tokens of the text as guesses, all right, alone and followed by a
+    draft."""
     deep = min(DEEP, len(text) - 1)
     state = _stored(model, text[: len(text) - deep], 1, len(text) + len(draft))
     for rest in ([], draft):
@@ -192,7 +192,7 @@ class Diagnosis:
 
     @property
     def is_near_tie(self) -> bool:
-        """Whether float arithmetic explains it."""
+        """Whether rounding explains the difference: it is neither a bug nor unclear."""
         return not (self.is_bug or self.is_unclear)
 
     @property

@@ -127,7 +127,7 @@ def begins_with(guess: Guess, tokens: Sequence[int]) -> bool:
 
 
 def _unguessed(state: _State, outcome: Outcome) -> Outcome:
-    """The outcome for the inner drafter: if the guess was not its own, only the added tokens."""
+    """The outcome to report to the inner drafter: a guess that was not its own is left out."""
     if outcome.row not in state.forced:
         return outcome
     return replace(outcome, num_accepted=0, path=(), num_scored=0)

@@ -199,7 +199,7 @@ class Files:
         return Published(heads, scale, tokens.astype(np.int64), whole)
 
     def _stated(self, what: str) -> int:
-        """How many config.json promises; 0 if it does not say."""
+        """The number of "heads" or "blocks" that config.json states; 0 if it states none."""
         stated = next((self.about[name] for name in COUNTS[what] if name in self.about), 0)
         if type(stated) is not int or not 0 <= stated <= len(self.tensors):
             wrong = f"config.json promises more than the {len(self.tensors)} tensors there are."

@@ -169,8 +169,8 @@ class Model:
         state.growths.pop(row, None)
 
     def _room(self, turn: Turn, tokens: Sequence[int]) -> int:
-        """Tokens that can be drafted within the turn's height and the context; 0 if the text has a
-        token outside the drafting model's vocabulary."""
+        """How many tokens can be drafted within the turn's height and the context; 0 if the text
+        has a token outside the drafting model's vocabulary."""
         if max(tokens) >= self.model.vocab_size:
             return 0
         limit = self.model.max_context

@@ -18,7 +18,7 @@ from forerun.rules.types import Drawn
 
 
 class OnePass(Listener):
-    """Its runner's `extend` returns what the laws of all levels are read from."""
+    """A drafter that runs its network once per round and gets the laws of all levels from it."""
 
     tokens: HostArray  # (Vd,): the target's ids
     num_guesses: int  # N: the most that follow one another

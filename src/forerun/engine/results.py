@@ -97,7 +97,7 @@ class Stats:
     seconds: Seconds = field(default_factory=Seconds)
     """Wall clock of all rounds, by stage."""
     compiling: float = 0.0
-    """Seconds of compiling beside those, for code that is compiled once on a machine."""
+    """Seconds of compiling in all rounds, which `seconds` does not include."""
     compared: tuple[float, float] = (0.0, 0.0)
     """Seconds of plain decoding, as estimated, and of the rounds that were compared with it."""
     num_asked: int = 0

@@ -319,7 +319,8 @@ class Kernels:
                            made.weights, layer.experts.form.chosen)  # fmt: skip
 
     def _open(self, layer: Layer, source: Any, squares: Any) -> None:
-        """Queue the activated gate and up of the MLP, to `scratch.inner`."""
+        """Queue the gate and up projections of the MLP; their activated product goes to
+        `scratch.inner`."""
         w, scratch, m = self._weights, self._scratch, self._shape.num_tokens
         inner, (alpha, limit) = layer.down.shape[1], w.form.clamp
         matrix = written_out(layer.gate_up, m, scratch.matrix)

@@ -53,8 +53,8 @@ class HeadsRows:
         self.lengths[row] = 0
 
     def move(self, sources: tuple[Any, Any], targets: tuple[Any, Any]) -> None:
-        """Copy features from these pages and slots, (M,) each, to others, as the target moves a
-        kept path of a tree."""
+        """Copy features between pages and slots, (M,) each, when the target moves a kept path of a
+        tree."""
         features = self.storage.features
         features[targets] = features[sources]
 

@@ -223,7 +223,8 @@ class Pool:
         return self._unused.pop()
 
     def follow(self) -> Any:
-        """Let the current stream wait for what others have queued for pages; gives it."""
+        """Make the current stream wait for the work of other streams on pages, and return it; None
+        on a CPU."""
         if self.device.type != "cuda":
             return None
         stream = torch.cuda.current_stream(self.device)

@@ -160,7 +160,7 @@ def unfit(model: Any) -> str:
 
 
 def take(model: Any) -> Weights:
-    """The weights of a model that fits the pass."""
+    """Collect the weights of a model that this pass supports."""
     with torch.inference_mode(False), torch.no_grad():  # the model may be trained afterwards
         return _take(model)
 
@@ -235,8 +235,8 @@ def _biases(modules: Sequence[Any]) -> Any:
 
 
 def _matrix(layers: Sequence[Any]) -> Any:
-    """The matrices of linear layers that make one product, below one another; queries, keys and
-    values stay apart where they are of several formats."""
+    """The weights of linear layers that are computed as one product, stacked by rows; queries, keys
+    and values remain a tuple if their formats differ."""
     packed = [layer.matrix for layer in layers if isinstance(layer, PackedLinear)]
     if not packed:
         return _fused([layer.weight for layer in layers])

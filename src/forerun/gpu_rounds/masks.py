@@ -88,6 +88,6 @@ class Masks:
 
 
 def _ready(values: Any, device: Any) -> Any:
-    """An array in memory that the device reads without the host waiting for it."""
+    """The array as a tensor, for a GPU in pinned memory: the host need not wait for the copy."""
     tensor = torch.from_numpy(values)
     return tensor.pin_memory() if device.type == "cuda" else tensor

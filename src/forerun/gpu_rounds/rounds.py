@@ -37,7 +37,8 @@ WIDEST = 16
 FEWEST_LANES = 32
 """Lanes that these kernels are compiled for at least."""
 ALIGNED = 16
-"""A row of a multiple of so many logits begins at an address that kernels read fastest."""
+"""If rows have a multiple of this many logits, each begins at an address that kernels read
+fastest."""
 DECISIONS = {"match": decide_match, "ratio": decide_ratio, "block": decide_block}
 
 

@@ -9,7 +9,7 @@ from typing import NamedTuple
 from forerun.trees.tree import ROOT, Tree
 
 PROFILE = (0.55, 0.1, 0.06, 0.03, 0.02, 0.01)
-"""How often the shipped network's first, second ... guess after a node is right, about."""
+"""Roughly how often the shipped network's first, second, ... guess after a node is right."""
 
 
 class Level(NamedTuple):

@@ -65,7 +65,7 @@ class Weights(NamedTuple):
 
 
 class Watched(NamedTuple):
-    """Where to keep hidden states."""
+    """Hidden states to keep: after which layers, and the array that they are written to."""
 
     layers: Ints  # states after this number of layers; after all of them, with the final norm
     states: Floats  # (tokens, len(layers) * hidden)

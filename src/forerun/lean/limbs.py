@@ -63,7 +63,7 @@ class Cut(NamedTuple):
 
     @property
     def scale_at(self) -> int:
-        """The byte at which the scale lies, behind the limbs."""
+        """The offset of the scale in a cut block, in bytes: it follows the limbs."""
         return self.limbs * BLOCK
 
     def starts_at(self, number: int) -> int:

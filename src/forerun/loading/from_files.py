@@ -1,9 +1,9 @@
-"""Models in files on the lean CPU pass: packed from a GGUF file or a folder at every start.
+"""Models for the lean CPU pass, packed from a GGUF file or a folder at every start.
 
-What is kept is small: tokenizer, norms, where each tensor lies, and whether the pass reproduces
-transformers.  That is tried out at the first start, on a few layers of a large model.  The note is
-believed as long as the files are those that it was made of; the weights themselves are always the
-files'.  From the second start on torch is not needed.
+A small note is kept on disk: the tokenizer, the norms, where each tensor lies, and whether the pass
+reproduces transformers.  The first start tests that, on a few layers if the model is large.  The
+note is valid until the files change; weights are always read from the files.  From the second start
+on, torch is not needed.
 """
 
 from __future__ import annotations

@@ -35,7 +35,7 @@ NONE = KeptTokenizer(np.empty(0, np.uint8), None, None, {})
 
 
 class LightTokenizer:
-    """A tokenizer that passes for the whole one of transformers, class included."""
+    """Stands in for transformers' tokenizer, even in `isinstance`, and loads it when needed."""
 
     def __init__(self, kept: KeptTokenizer, load: Callable[[], Any]) -> None:
         from tokenizers import Tokenizer

@@ -74,7 +74,8 @@ class SnapshotRows:
         return self.truncate(row, length)
 
     def truncate(self, row: int, length: int) -> int:
-        """A state that cannot be cropped is kept whole or not at all."""
+        """Cut a row to `length` tokens, or empty it if its state cannot be cropped; returns the
+        length that it has then."""
         mine = self._rows[row]
         self._commit_row(row, 0)  # a score that was never committed did not happen
         if length < self.lengths[row] and length > 0 and is_croppable(mine.cache):

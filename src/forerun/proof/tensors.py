@@ -366,7 +366,7 @@ class FollowedTensors(TorchFunctionMode):  # type: ignore[misc]
         return given
 
     def _looked(self, args: Any) -> list[Any]:
-        """The operands, after making the picks among them."""
+        """The operands, with every `Pick` in them replaced by the number it chooses."""
         for one in args:
             if id(one) in self._marked:
                 cells = self._cells(one)

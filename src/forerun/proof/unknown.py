@@ -126,7 +126,8 @@ class Unknown:
         return cls(chance, None, lambda time: -math.expm1(-max(time, 0.0)), True, Form("time"))
 
     def _below(self, value: Any) -> bool:
-        """Whether f(u) < value; splits the interval where they are equal."""
+        """Whether the number is below a value; if either is possible, one outcome is chosen, and
+        the interval shrinks to it."""
         low, high = self._span()
         bar = float(value)
         self.chance.precision.met(bar)

@@ -31,7 +31,7 @@ JOIN_SECONDS = 120.0
 KNOCK_SECONDS = 5.0
 """The time within which a connection must send its secret."""
 ADDRESS = "forerun/door"
-"""The key of the address in the store."""
+"""The key under which the shared store holds rank 0's host, port and secret."""
 
 
 class RankError(ForerunError, RuntimeError):

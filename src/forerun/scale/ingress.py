@@ -80,9 +80,9 @@ def _digests(owner: str, tokens: Sequence[int]) -> Iterator[tuple[int, bytes]]:
 
 
 class Fleet:
-    """Sends every answer to a replica, and again to another one if that is lost.
+    """Sends each request to a replica, and to another one if that replica is lost.
 
-    tokenizer, model_digest: those of all replicas.
+    tokenizer, model_digest: the same on all replicas.
     """
 
     def __init__(self, replicas: Replicas, *, tokenizer: Any, model_digest: str) -> None:
@@ -158,8 +158,8 @@ def make_ingress(
 ) -> tuple[Starlette, Desk]:
     """The application and its desk; options as for `make_server`.
 
-    There is a place for as many answers as all replicas write at once when there are most of them,
-    and for `max_queue` that wait; a request beyond these gets 429.
+    Answers are admitted up to what the largest number of replicas can write at once, and
+    `max_queue` more wait; further requests get 429.
     """
     fleet = Fleet(replicas, tokenizer=card.tokenizer, model_digest=card.digest)
     app, desk = make_server(

@@ -1,4 +1,4 @@
-"""A Ray cluster: how to reach it, and what of its machines each of several workers gets."""
+"""Connects to a Ray cluster, and decides how many of its cores and GPUs each worker gets."""
 
 from __future__ import annotations
 

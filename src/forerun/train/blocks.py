@@ -105,8 +105,8 @@ def run_blocks(
     tokens: Tensor,  # (B, L)
     places: Tensor,  # (Q,): the last token that the target has processed before each block
 ) -> Tensor:
-    """Outputs (B, Q, N, D) of the guesses: guess j of a block gives the law of its place's token
-    t + 2 + j."""
+    """Draft a block after each of `places`; returns outputs (B, Q, N, D), where guess j after place
+    t is for token t + 2 + j."""
     design = network.design
     features = network.features(hidden[:, :-1])
     known = torch.arange(features.shape[1], device=hidden.device)

@@ -25,11 +25,11 @@ class Course(Protocol):
     def teacher(self) -> Teacher: ...
 
     def ahead(self, hidden: Tensor, tokens: Tensor, num_steps: int, first: int) -> Iterator[Tensor]:
-        """Drafts from every place at once: outputs (B, Q, D) of each guess, in order.
+        """Draft from every place at once; yields the outputs (B, Q, D) of each guess, in order.
 
-        hidden: (B, L, F), the target's states.  tokens: (B, L).  Column i is the draft after the
-        tokens up to t + 1, where t = first + i is the last one that the target has processed; its
-        guess j is the law of token t + 2 + j.
+        hidden: (B, L, F), the target's states.  tokens: (B, L).  Column i drafts after token t + 1,
+        where t = first + i is the last token that the target has processed; its guess j is for
+        token t + 2 + j.
         """
         ...
 

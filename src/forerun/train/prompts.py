@@ -23,7 +23,8 @@ class TrainingPrompt:
 
 
 def read_prompts(file: str) -> list[TrainingPrompt]:
-    """One {"prompt": ...} or Spec-Bench's {"category": ..., "turns": [...]} per line."""
+    """The prompts of a file with {"prompt": ...}, or {"category": ..., "turns": [...]} as in Spec-
+    Bench, on each line."""
     try:
         lines = Path(file).read_text(encoding="utf-8").split("\n")
     except (OSError, UnicodeError) as error:

@@ -45,7 +45,7 @@ ONE_ONLY = {
     "output_multiplier": "its logits are scaled",
     "logit_scale": "its logits are scaled",
 }
-"""The same of settings that mean nothing if they are 1."""
+"""Settings that must be 1 if they are given, and what another value means."""
 SETTINGS = {
     "mask_token_id", "target_layer_ids", "causal", "use_swa", "swa_window_size", "block_size",
     "attention_sink_bias", "sample_from_anchor", "projector_type", *ONE_ONLY, *FALSE_ONLY,

@@ -50,7 +50,7 @@ class BlockNetwork(nn.Module):  # type: ignore[misc]
         return turned
 
     def outputs(self, hidden: Tensor) -> Tensor:
-        """The outputs of the last layer that give guesses, (..., N, D)."""
+        """The last layer's outputs for guesses, (..., N, D): all, or all but the anchor's."""
         return hidden if self.design.anchor_guesses else hidden[..., 1:, :]
 
     def logits(self, hidden: Tensor) -> Tensor:

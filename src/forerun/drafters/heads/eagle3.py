@@ -242,8 +242,8 @@ def pieces(design: Design) -> dict[str, list[tuple[str, int]]]:
 
 
 def swapped(columns: NDArray[Any]) -> NDArray[Any]:
-    """A weight with the two halves of its columns exchanged, because those of a published one begin
-    with the embedding."""
+    """A weight with the two halves of its columns exchanged: published ones begin with the
+    embedding, ours with the feature."""
     return np.concatenate(np.split(columns, 2, axis=1)[::-1], axis=1)
 
 

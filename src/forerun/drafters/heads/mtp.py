@@ -57,7 +57,7 @@ class Layout:
         return name.startswith(within) or (rest != name and not rest.startswith("layers."))
 
     def names(self, number: int) -> dict[str, tuple[str, ...]]:
-        """The tensors of each of our weights."""
+        """The names of the published tensors that each of our weights is made of, for one layer."""
         around, within = self.around.format(number), self.within.format(number)
         names: dict[str, tuple[str, ...]] = {
             ours: (around + end,) for ours, end in zip(ENDS, self.ends, strict=True)

@@ -285,7 +285,7 @@ class Desk:
 
 
 def warm_up_prompt(target: Any) -> list[int]:
-    """A text that repeats itself, so that any drafter guesses after it and drafting is compiled
+    """A prompt that repeats itself, so that every drafter finds guesses and drafting is compiled
     too."""
     length = 8 if target.max_context is None else min(8, target.max_context - 1)
     return [place % min(2, target.vocab_size) for place in range(length)]

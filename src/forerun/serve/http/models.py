@@ -36,7 +36,7 @@ MOST_WAITING = 64
 """Requests that may wait for a model to be loaded; more get 429."""
 
 LONGEST_LOAD = 3600.0
-"""Seconds; a model may have to be downloaded."""
+"""The most seconds that loading a model may take, including waiting and downloading."""
 
 WARM_UP = "warm-up"
 MESSAGES = [{"role": "user", "content": "Hello!"}]

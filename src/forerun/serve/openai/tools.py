@@ -120,7 +120,7 @@ class HermesReader:
                 self._held = text[end + len(CLOSE) :]
 
     def end(self) -> list[Told]:
-        """The rest that was held back: a call that was not closed, or else text."""
+        """The text and the calls that were still held back; a call may lack its closing tag."""
         told: list[Told] = []
         while self._inside is not None:
             text, tag, after = self._inside, "", ""

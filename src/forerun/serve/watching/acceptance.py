@@ -27,7 +27,7 @@ ADAPTS = 64
 LEAST_SPREAD = 0.05
 """Standard deviation of the chances of answers: equal requests would make it nothing."""
 MOST_COUNTED = 400
-"""Judged guesses that count of one answer, which bounds the time of a sum."""
+"""An answer with more judged guesses counts as if it had this many, to bound the cost of a sum."""
 MOST_KINDS = 32
 
 Direction = Literal["low", "high"]
