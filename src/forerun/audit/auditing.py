@@ -33,7 +33,7 @@ from forerun.base.version import __version__
 LEVEL = LAW_LEVEL + OPTION_LEVEL
 """The chance that an honest endpoint is called wrong by the checks that depend on chance: 0.9%."""
 SHARES = {"stops and limits": 0.1, "repeatability": 0.2, "options": 0.2}
-"""Of the budget, at most; the law has what is left."""
+"""The largest share of the budget that each check may spend; the check of the law has the rest."""
 FLOORS = {"stops and limits": 100, "repeatability": 310, "options": 300}
 """What a check needs to be complete: of a small budget it has up to a quarter."""
 LEAST_BUDGET = 50

@@ -15,7 +15,7 @@ from forerun.audit.prompts import COPYING, prompts
 from forerun.audit.questions import Question
 
 CHARACTERS = 4
-"""Of a token, about."""
+"""The characters of a token, about."""
 
 
 @dataclass(frozen=True)

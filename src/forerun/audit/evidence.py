@@ -30,17 +30,17 @@ from forerun.audit.prompts import Prompt
 from forerun.base.arrays import HostArray
 
 TILTS = (-1.6, -0.8, -0.4, -0.2, 0.2, 0.4, 0.8, 1.6)
-"""Fixed experts: one feature is made likelier or less likely by so much in log-odds."""
+"""Fixed experts: each makes one feature likelier or less likely by this much in log-odds."""
 LEARNED = (0.5, 1.0)
 """Learning experts: each tilts all features by this share of the tilts fitted to earlier tokens."""
 RIDGE = 10.0
-"""What the tokens so far suggest is shrunk as if so many had shown nothing."""
+"""What the tokens so far suggest is shrunk as if this many more had shown nothing."""
 STEEPEST = 2.0
 """The most that learning experts tilt by, in log-odds."""
 MIXTURES = (0.05, 0.2, 0.5)
-"""Mixing experts: so much of another law, such as that of the place before."""
+"""Mixing experts: the share of another law, such as that of the place before."""
 BELIEFS = (0.3, 0.8)
-"""Simulating experts: so much of the law that a known mechanism would have."""
+"""Simulating experts: the share of the law that a known mechanism would have."""
 LEAST_BET = 1e-5
 """What every expert bets on a token at least, so that none is ruined by one of stated chance 0."""
 STRENGTHS = (4.0, 25.0)

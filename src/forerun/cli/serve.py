@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from forerun.serve.http.models import Models
 
 MEMORY_SHARE = 0.8
-"""Of the machine's memory, for models, where several are served."""
+"""The share of the machine's memory that models may take, where several are served."""
 
 GIB = 2**30
 

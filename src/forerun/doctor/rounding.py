@@ -35,7 +35,7 @@ MATTERING = 50.0
 """A token whose logit lies further below the best has a chance under e**-50: nothing chooses it."""
 USUAL_LAYERS, USUAL_WIDTH = 32, 4096  # of a model that does not tell
 ROUTED_SHARE = 0.15
-"""Of the logits' spread: what a token costs that a near-tie sent to another expert."""
+"""The error of a token that a near-tie sent to another expert, as a share of the logits' spread."""
 EPS = {
     # Many float64 models compute parts in float32, and functions may do so without telling.
     "float64": 2.0**-23,

@@ -37,7 +37,7 @@ NAMES = {
 }
 """The layouts' names of tensors, and ours: HEAD.block.LAYER.weight, HEAD.head.weight."""
 OF_THE_TARGET = re.compile(r"(base_)?model\.|lm_head\.")
-"""Tensors of a target that lies in the same files."""
+"""The names of tensors of a target, which may lie in the same files."""
 COUNTS = {"heads": ("medusa_num_heads", "num_heads"), "blocks": ("medusa_num_layers",)}
 """Where config.json says how many there are."""
 

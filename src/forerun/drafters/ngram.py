@@ -17,7 +17,7 @@ from forerun.drafters.growing import GrowingTree
 from forerun.models.base import LanguageModel
 
 NUM_PLACES = 4
-"""So many latest occurrences of an n-gram are remembered: a tree has use for several."""
+"""The number of latest occurrences of an n-gram that are remembered: trees can use several."""
 
 
 @dataclass

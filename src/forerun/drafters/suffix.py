@@ -34,7 +34,7 @@ from forerun.trees.tree import ROOT
 BREAK = -1
 """Stands between texts: nothing follows across it."""
 WIDTH = 8
-"""So many likeliest successors of a node are kept in order."""
+"""The number of likeliest successors of a node that are kept in order."""
 
 
 class Node:

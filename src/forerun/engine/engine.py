@@ -97,7 +97,7 @@ class Engine:
         return len(self._schedule.waiting) - self._seats.num_free
 
     def submit(self, request: Request) -> int:
-        """Queue a request; gives its number, by which it can be aborted."""
+        """Queue a request; returns its number, by which it can be aborted."""
         self.check_room(request)
         request.number = self._num_submitted
         self._schedule.submit(request)

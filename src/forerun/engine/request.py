@@ -19,7 +19,7 @@ from forerun.engine.text import TextStream, token_text
 from forerun.sampling.options import Bans, Law, Sampling, law
 
 Report = Callable[[int, int], TokenLogprob]
-"""Gives the log-probability of a token, and those of so many of the likeliest in its place."""
+"""Returns the log-probability of a token, and those of this many of the likeliest in its place."""
 
 
 class Status(Enum):

@@ -94,7 +94,7 @@ class TextStream:
         self._released = 0  # how much of text has been handed out
 
     def push(self, token: int) -> bool:
-        """Take one more token; true if it completed a stop string."""
+        """Take one more token; returns whether it completed a stop string."""
         before = self._decode(self._tokens[self._context : self._decoded])
         after = self._decode([*self._tokens[self._context :], token])
         self._tokens.append(token)  # only now: a token that cannot be decoded is no text

@@ -36,7 +36,7 @@ from forerun.models.rounded import Bits
 from forerun.models.trial_results import LOCK, Findings, findings_of
 
 TRIAL_PAGES = 16
-"""Of a model whose bits are compared before it is used."""
+"""The pages of a model whose bits are compared before it is used."""
 
 
 @dataclass

@@ -28,13 +28,13 @@ from forerun.models.pages import RowPages
 SLACK = 32
 """Slots past a text that drafts may be written to."""
 MOST_ROWS = 1024
-"""Of an engine that does not ask for more."""
+"""The most rows of an engine that does not ask for more."""
 SHARE = 0.5
-"""Of the free memory that pools take where nothing is said."""
+"""The share of the free memory that pools take if nothing else is said."""
 SPARED = 1 / 32
-"""Of the device's memory, for graphs and what they hold, where it is said how much to fill."""
+"""The share of the device's memory that is left for graphs, where a limit is given."""
 FLOAT_BYTES = 4
-"""Of a logit."""
+"""The bytes of a logit."""
 LOGIT_ROWS = 2 * 2 * shapes.MOST_LOGITS
 """Rows of logits that passes may come to hold (`Storage.logits`): two uses, and for each of them
 sizes that double up to the most, twice as many in all."""
@@ -94,7 +94,7 @@ class Pool:
     """
 
     memory: float | int | None = None
-    """Of the device that this process may fill, weights included: a share, or bytes."""
+    """How much of the device this process may fill, weights included: a share, or bytes."""
 
     def __init__(
         self, weights: Weights, rotary: Callable[[int], Any], longest: int, given: int | None = None

@@ -14,10 +14,10 @@ import torch
 from forerun.gpu.shapes import MOST_TOKENS, PER_SEGMENT, Inputs, padded_pass
 
 SIZES = (16, 64, 192, 320)
-"""Prompt tokens that a block has room for at least, beside those that fill a total."""
+"""Prompt tokens of the smaller blocks, which grow until their passes are padded full."""
 TOTALS = {64: 512, 128: 768}
-"""By tokens of a usual pass, at most: tokens of the largest with a block, about 2.6 times as
-long."""
+"""Tokens of the largest pass with a block, about 2.6 times as long as a usual one, by the most
+tokens of the usual one."""
 PER_PART = 8
 """Tokens of a block for every segment of attention that it has room for."""
 
@@ -26,21 +26,21 @@ Part = tuple[int, int, Sequence[int]]
 
 
 def most_read(num_lanes: int, num_usual: int) -> int:
-    """Prompt tokens of the largest block beside so many lanes, where a pass without a block has
+    """Prompt tokens of the largest block beside this many lanes, where a pass without a block has
     `num_usual` tokens."""
     totals = (total for most, total in TOTALS.items() if num_usual <= most)
     return next(totals, MOST_TOKENS) - num_lanes
 
 
 def block_sizes(num_lanes: int) -> list[int]:
-    """Tokens of the blocks beside so many lanes, with which they fill a pass."""
+    """Tokens of the blocks beside this many lanes, with which they fill a pass."""
     totals = {padded_pass(num_lanes + size) for size in SIZES}
     totals |= {total for total in (*TOTALS.values(), MOST_TOKENS) if total > num_lanes}
     return sorted(total - num_lanes for total in totals)
 
 
 def block_size(num_tokens: int, num_lanes: int) -> int:
-    """Tokens of the smallest block with room for so many, or of the largest."""
+    """Tokens of the smallest block with room for `num_tokens`, or of the largest."""
     sizes = block_sizes(num_lanes)
     return next((size for size in sizes if size >= num_tokens), sizes[-1]) if num_tokens else 0
 

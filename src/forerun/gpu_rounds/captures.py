@@ -32,21 +32,21 @@ LONGEST = 15
 MARGIN = 2 * (LONGEST + 1)
 """Slots past a text that two rounds may write to."""
 SHRINK = 4
-"""A round has room for the requests at hand, and for less than so many times as many."""
+"""A round has fewer than this many times the lanes that the requests at hand need."""
 MANY = 64
 """Lanes that are added at once where they are more than the tokens of a narrow pass."""
 SHORT = 1024
 """Tokens of a text up to which rounds are captured for the longest that may come."""
 FEW_TOKENS = 4096
-"""Of all rows together, for which rounds are captured at least: so calls with short texts share
-them."""
+"""Rounds are captured for at least this many tokens in all rows together, so that calls with short
+texts share them."""
 MOST_SECONDS = 10.0
 """After which no smaller size of round is captured beforehand; it is then not used on that
 storage."""
 
 
 DraftRows = GpuRows | HeadsRows
-"""Of a drafter on the device."""
+"""The rows of a drafter on the device."""
 
 
 class Captures:

@@ -50,7 +50,7 @@ from forerun.rules.types import DraftLength, Drawn
 from forerun.trees.tree import Tree
 
 FEW_TOKENS = 448
-"""Of prompts, that the first round of their answers reads, where all of them are new."""
+"""The most prompt tokens that the first round reads with its answers, where all of them are new."""
 
 
 class Captured:

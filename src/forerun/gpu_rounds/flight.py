@@ -69,7 +69,7 @@ class Landed(NamedTuple):
 
 
 NOT_LANDED = Landed(None, 0, (0, 0, 0, 0))
-"""Of a request that has a lane in the next round only."""
+"""The result of a request that has a lane in the next round only."""
 
 
 @dataclass

@@ -16,7 +16,7 @@ from forerun.gpu_rounds.masks import Masks
 from forerun.sampling.options import Sampling
 
 MOST = 2**31 - 1
-"""Of a 32-bit number; a larger top_k keeps everything, too."""
+"""The largest 32-bit number; a larger top_k keeps everything, too."""
 
 
 @dataclass(frozen=True)

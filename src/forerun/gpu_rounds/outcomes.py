@@ -27,7 +27,7 @@ class Answer(NamedTuple):
 
 
 NO_ANSWER = Answer((), 0, [], None)
-"""Of a request that has no lane in the round."""
+"""The answer of a request that has no lane in the round."""
 
 
 def answers_of(

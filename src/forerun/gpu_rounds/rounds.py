@@ -33,7 +33,7 @@ from forerun.noise.addresses import Purpose
 from forerun.trees.tree import Tree
 
 WIDEST = 16
-"""Tokens that a lane is fed at most; kernels between passes are compiled for so many."""
+"""The most tokens that a lane is fed; kernels between passes are compiled for this many."""
 FEWEST_LANES = 32
 """Lanes that these kernels are compiled for at least."""
 ALIGNED = 16

@@ -80,7 +80,7 @@ class Cursor:
         return self._at(output, lambda matcher: matcher.mask())
 
     def words(self, output: Sequence[int]) -> Words | None:
-        """The same as bits, if the matcher has them."""
+        """The allowed tokens as bits, if the matcher has them."""
 
         def ask(matcher: Any) -> Words | None:
             words: Words | None = matcher.words() if hasattr(matcher, "words") else None

@@ -19,8 +19,8 @@ from forerun.kernels.triton.truncation import (
 
 NUM_WARPS = 4
 DIVISIONS = 3
-"""Of the interval that contains a threshold of top-p: parts are 28, 1.75, 0.11 and 0.007
-temperatures wide."""
+"""How often the interval that contains a threshold of top-p is divided: parts are 28, 1.75, 0.11
+and 0.007 temperatures wide."""
 
 
 def find_thresholds(

@@ -21,7 +21,7 @@ from forerun.models.packed import PackedLinear, bytes_of
 
 BESIDE = {"input_scale", "activation_scale", "activation_scale_inv", "input_zero_point",
           "output_scale", "k_scale", "v_scale", "q_scale", "inv_freq"}  # fmt: skip
-"""Tensors that may stand beside those of a matrix: of activations, of which no bits are taken."""
+"""Tensors of activations, which may stand beside those of a matrix and are not read."""
 SHARE = 0.95  # of the free memory, that weights may take
 
 

@@ -117,4 +117,4 @@ TYPES: dict[str, Callable[[Units, Any], Packed]] = {
 }  # fmt: skip
 """Types of matrices that stay in their own bits; others are written out in 16."""
 BYTES = {"Q4_0": 18, "Q4_1": 20, "Q8_0": 34, "Q4_K": 144, "Q6_K": 210}
-"""Of a unit."""
+"""The bytes of a unit."""

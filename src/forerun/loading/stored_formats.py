@@ -16,7 +16,7 @@ from forerun.base.errors import InputError, UnsupportedError, explain
 from forerun.models.packed import NUMBERS, Packed, packed, part_of
 
 SCALES_BELOW = {"e4m3": 128.0, "e2m1": 2.0}
-"""Of small floats: larger ones overflow where the kernel lifts them."""
+"""The bound of scales of small floats: larger ones overflow where the kernel lifts them."""
 AWQ_ORDER = (0, 4, 1, 5, 2, 6, 3, 7)
 """Where the numbers of neighbouring columns stand in a word of AWQ."""
 

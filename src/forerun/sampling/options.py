@@ -374,7 +374,7 @@ def allowed_after(grammar: Mask | Grammar, output: Sequence[int], vocab_size: in
 
 
 def allowed_words(grammar: Mask | Grammar, output: Sequence[int], vocab_size: int) -> Words:
-    """The same as bits, without a detour over booleans where the grammar has bits."""
+    """The allowed tokens as bits, without a detour over booleans where the grammar has bits."""
     words = grammar.words(output) if isinstance(grammar, Cursor) else None
     if words is None:
         return packed(allowed_after(grammar, output, vocab_size))

@@ -120,7 +120,7 @@ class RemoteAnswer(AsyncIterator[Piece]):
         self._end.add_done_callback(lambda _: listener())
 
     def abort(self) -> bool:
-        """End the answer; False if it has already ended."""
+        """End the answer; returns False if it has already ended."""
         return self._cut("aborted")
 
     def _ring(self) -> None:

@@ -140,7 +140,7 @@ SAME = (
     "rope_theta",
     "num_layers",
 )
-"""What must agree for weights to mean the same."""
+"""The settings that must agree for weights to mean the same."""
 
 
 @dataclass(frozen=True)

@@ -193,7 +193,7 @@ class Training:
         held_out: Sequence[Spoken],
         report: Callable[[TrainingProgress, float], None],
     ) -> bool:
-        """Train until the budget is spent, saving on the way; False if it paused before."""
+        """Train until the budget is spent, saving on the way; returns False if it paused before."""
         with held_back() as let_interrupts_through:
             return self._steps(spoken, held_out, report, let_interrupts_through)
 

@@ -39,7 +39,8 @@ LARGE = 64 * 2**10
 """Bytes; what a body has beyond them is received when its turn has come."""
 
 LARGE_BYTES_PER_SECOND = 8 * 2**20
-"""Of large bodies in all: more would take the time in which others are answered."""
+"""The most bytes a second of all large bodies: more would take the time in which others are
+answered."""
 
 LONGEST_TURN = 1.0
 """Seconds, also of a body that takes longer."""

@@ -17,7 +17,8 @@ from forerun.serve.openai.offer import Offer
 
 NAME_LENGTH = 64
 MOST_MULTIPLE = 10_000
-"""Of all `multipleOf` of a schema together: compiling takes a state for each remainder."""
+"""The largest product of all `multipleOf` of a schema: compiling takes a state for each
+remainder."""
 
 
 def chat_format(offer: Offer) -> Tagged:
