@@ -15,7 +15,7 @@ pytest.importorskip("numba")
 from forerun.base.errors import InputError
 from forerun.gguf.file import SERVED
 from forerun.lean import blocks
-from forerun.lean.blocks import TYPES, Raw, pack_rows, panel_bytes, widened
+from forerun.lean.blocks import TYPES, Raw, are_finite, pack_rows, panel_bytes, widened
 from forerun.lean.formats import BLOCKS, SIGNED, Format
 from forerun.lean.joining import Part, join
 from forerun.lean.shape import LANES
@@ -77,6 +77,14 @@ def test_all_types_that_are_read_are_known() -> None:
 def test_values_are_those_of_the_file(kind: str) -> None:
     data, values = tensor(kind)
     np.testing.assert_array_equal(widened(data, kind), values)
+
+
+@pytest.mark.parametrize("kind", TYPES)
+def test_scales_and_offsets_tell_whether_all_numbers_are_finite(kind: str) -> None:
+    units = np.random.default_rng(0).integers(256, size=(1500, TYPES[kind].num_bytes), dtype="u1")
+    expected = [bool(np.isfinite(widened(unit[None], kind)).all()) for unit in units]
+    assert len(set(expected)) == 2
+    assert [are_finite(unit[None], kind) for unit in units] == expected
 
 
 @pytest.mark.parametrize("kind", IN_BLOCKS)

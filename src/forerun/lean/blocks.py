@@ -19,7 +19,7 @@ to a word, and the d and m of its blocks; what is written from these is the same
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import cache
 from typing import Any, NamedTuple
 
@@ -44,23 +44,24 @@ class Type(NamedTuple):
     num_bytes: int  # of a unit
     block: int = BLOCK  # inputs that share a scale
     zero: int = 0  # the q of a weight of zero, in types without an offset
+    halves: Sequence[int] = ()  # the bytes of a unit at which numbers of 16 bits begin
     format: Format | None = None  # in which panels keep it; None: as float32
 
 
 TYPES = {
     "F32": Type(0, 1, 4),
-    "F16": Type(1, 1, 2, format=Format.FLOAT16),
-    "BF16": Type(30, 1, 2, format=Format.BFLOAT16),
-    "Q4_0": Type(2, 32, 18, format=Format.BLOCK4),
-    "Q4_1": Type(3, 32, 20, format=Format.BLOCK4),
-    "Q5_0": Type(6, 32, 22, zero=16, format=Format.BLOCK8),
-    "Q5_1": Type(7, 32, 24, format=Format.BLOCK5K),
-    "Q8_0": Type(8, 32, 34, zero=128, format=Format.BLOCK8),
-    "Q2_K": Type(10, 256, 84, block=16),
-    "Q3_K": Type(11, 256, 110, block=16, zero=4, format=Format.BLOCK6K),
-    "Q4_K": Type(12, 256, 144, format=Format.BLOCK4K),
-    "Q5_K": Type(13, 256, 176, format=Format.BLOCK5K),
-    "Q6_K": Type(14, 256, 210, block=16, zero=32, format=Format.BLOCK6K),
+    "F16": Type(1, 1, 2, halves=(0,), format=Format.FLOAT16),
+    "BF16": Type(30, 1, 2, halves=(0,), format=Format.BFLOAT16),
+    "Q4_0": Type(2, 32, 18, halves=(0,), format=Format.BLOCK4),
+    "Q4_1": Type(3, 32, 20, halves=(0, 2), format=Format.BLOCK4),
+    "Q5_0": Type(6, 32, 22, zero=16, halves=(0,), format=Format.BLOCK8),
+    "Q5_1": Type(7, 32, 24, halves=(0, 2), format=Format.BLOCK5K),
+    "Q8_0": Type(8, 32, 34, zero=128, halves=(0,), format=Format.BLOCK8),
+    "Q2_K": Type(10, 256, 84, block=16, halves=(80, 82)),
+    "Q3_K": Type(11, 256, 110, block=16, zero=4, halves=(108,), format=Format.BLOCK6K),
+    "Q4_K": Type(12, 256, 144, halves=(0, 2), format=Format.BLOCK4K),
+    "Q5_K": Type(13, 256, 176, halves=(0, 2), format=Format.BLOCK5K),
+    "Q6_K": Type(14, 256, 210, block=16, zero=32, halves=(208,), format=Format.BLOCK6K),
 }
 Q4_0, Q4_1, Q5_0, Q5_1, Q8_0 = (
     TYPES[name].number for name in ("Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0")
@@ -141,6 +142,19 @@ def widened(raw: Bytes, type: str) -> Floats:
     return values
 
 
+def are_finite(raw: Bytes, type: str) -> bool:
+    """Whether all numbers in rows (rows, bytes of a row) are finite: where blocks have a scale and
+    an offset of 16 bits, these decide."""
+    if type == "F32":
+        return bool(np.isfinite(raw.view(np.float32)).all())
+    units, bits = raw.reshape(-1, TYPES[type].num_bytes), 0x7F80 if type == "BF16" else 0x7C00
+    for at in TYPES[type].halves:
+        numbers = np.ascontiguousarray(units[:, at : at + 2]).view(np.uint16)
+        if ((numbers & bits) == bits).any():
+            return False
+    return True
+
+
 def panel_bytes(format: Format, depth: int) -> int:
     """The size of a panel of a matrix with `depth` inputs."""
     if format in BLOCKS:
@@ -164,8 +178,7 @@ def pack_rows(raw: Bytes, type: str, out: Bytes, places: NDArray[np.int64]) -> b
             rows = numbers[i * LANES : (i + 1) * LANES]
             panel = out[at : at + size].view(np.uint16).reshape(-1, LANES)
             panel[:, : len(rows)] = rows.T
-        bits = 0x7C00 if type == "F16" else 0x7F80
-        return not ((numbers & bits) == bits).any()
+        return are_finite(raw, type)
     return pack(
         raw, about.number, about.inputs, about.num_bytes, about.block, about.zero,
         int(_format_of(type)), halves(), minus_eight(), out, out.view(np.uint16),

@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from forerun.lean.blocks import widened
+from forerun.lean.blocks import are_finite, widened
 from forerun.lean.formats import Format
 from forerun.lean.forward import Weights
 from forerun.lean.linear import Bytes, Floats, Matrices
@@ -70,8 +70,7 @@ class Rows(NamedTuple):
 
     def are_finite(self) -> bool:
         """Whether all numbers of the table are finite."""
-        some = range(0, len(self.data), MOST_ROWS)
-        return all(np.isfinite(self.values(slice(i, i + MOST_ROWS))).all() for i in some)
+        return are_finite(self.data, self.type)
 
 
 class Packed(NamedTuple):
