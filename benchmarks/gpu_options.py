@@ -3,14 +3,15 @@
     python benchmarks/gpu_options.py [--output gpu_options] [--parts thresholds one many]
         [--size 8b] [--agreement 0.8] [--batch 64] [--repeats 5] [--cell-seconds 6] [--seconds 600]
 
-The models are those of benchmarks/gpu.py.  "thresholds": milliseconds to find those of top-k, top-p
-and min-p in a captured launch, for 1, 7 and 64 rows.  "one": one request under `match`, plain and
-with 6 guesses a round, bare and with each set of options.  "many": 64 requests without a drafter,
-bare, with log-probabilities for all, with a Python processor or a grammar for one, and with a
-grammar for all.  The grammar is a JSON array of strings, where llguidance is installed, over a
-vocabulary of made-up words; otherwise a fixed set of tokens.  Prompts have 64 random tokens,
-answers 256 tokens for one request and 128 for many; rates are medians over calls with the lowest
-and the highest, after a call that captures.  The table is saved after every cell.
+The models are those of benchmarks/gpu.py. "thresholds": milliseconds to find those of top-k, top-p
+and min-p in a captured launch, for 1, 7 and 64 rows. "one": one request under `match`, plain and
+with 6 guesses a round, bare and with each set of options. "many": 64 requests without a drafter,
+bare, with log-probabilities for all, with a Python processor (one that forbids half the vocabulary,
+or one that changes nothing) or a grammar for one, and with a grammar for all. The grammar is a JSON
+array of strings, where llguidance is installed, over a vocabulary of made-up words; otherwise a
+fixed set of tokens. Prompts have 64 random tokens, answers 256 tokens for one request and 128 for
+many; rates are medians over calls with the lowest and the highest, after a call that captures. The
+table is saved after every cell.
 """
 
 from __future__ import annotations
@@ -167,6 +168,7 @@ class Bench:
         cells: dict[str, list[dict[str, Any]]] = {
             "bare": bare,
             "a processor for one": [{"processors": [first_half]}, *(batch - 1) * bare],
+            "an idle processor for one": [{"processors": [as_it_is]}, *(batch - 1) * bare],
             "a grammar for one": one_grammar + (batch - 1) * bare,
             "a grammar for all": one_grammar,
         }
@@ -214,6 +216,11 @@ class Bench:
 def first_half(tokens: Any, scores: Any) -> Any:
     """A processor: only the first half of the vocabulary."""
     scores[..., scores.shape[-1] // 2 :] = -np.inf
+    return scores
+
+
+def as_it_is(tokens: Any, scores: Any) -> Any:
+    """A processor that changes nothing."""
     return scores
 
 
