@@ -80,7 +80,7 @@ class Captured:
         self._flight: Flight | None = None  # launched ahead, for the next plan
         # The host knows no law of a draft made on the device, and moves no keys of a tree's path.
         self._drafts_for_host = tree is None and (type(rule) is Match or drafter.is_on_host)
-        self._is_host_alike = False  # it chose what the device would have chosen
+        self._unlike: list[int] = []  # rows for which the host has just disagreed with the device
         self._needs = Needs()  # of all requests so far; rounds that read prompts serve them all
         # A drafter on the host hears no hidden states of prompts that rounds read.
         self._can_read = not (drafter.is_on_host and state.layers)
@@ -189,15 +189,8 @@ class Captured:
         end = max(begin, self._last_result) if flight is not None else working()
         is_timed = self._captures.seconds == self._captured_before
         decision = self._decision(plan, flight, results, begin, end)
-        unlike = [
-            span.row
-            for index, span in enumerate(plan.answering)
-            if span.request.number in results
-            and not results[span.request.number].is_as(decision.paths[index], decision.extra[index])
-        ]
-        self._is_host_alike = not unlike
         if following is not None:
-            following.leave(unlike)
+            following.leave(self._unlike)
         self._flight = following
         if following is None:
             self._take_off(plan, decision, departure.parts)
@@ -231,7 +224,7 @@ class Captured:
         when the outcome of the last one is known.  So it is where the host decides all, and has
         just disagreed."""
         lanes = [flight.lane(span) for span in plan.answering]
-        if not self._is_host_alike and all(lane in flight.by_host for lane in lanes):
+        if self._unlike and all(lane in flight.by_host for lane in lanes):
             return None
         indices = [
             index
@@ -294,8 +287,11 @@ class Captured:
             asked = min(one.asked, span.request.limit - span.request.num_output - 1)
             proposals.append(proposal_of(self._captures.tree, one.row[4:], asked, drawn))
         answers = answers_of(self._steps, spans, proposals, landed)
+        self._unlike = []
         for span, one, answer in zip(spans, landed, answers, strict=True):
             self._note_stored(span.row, one, answer)
+            if not one.is_as(answer.path, answer.extra):
+                self._unlike.append(span.row)
         height = 0 if flight is None else flight.round.shape.draft_length
         middle = begin + (end - begin) * self._drafter.share(height, self._state.storage)
         paths, extra = [answer.path for answer in answers], [answer.extra for answer in answers]

@@ -76,7 +76,7 @@ def _room(tensor: Any) -> Any:
     return (
         None
         if tensor is None
-        else torch.zeros(tensor.shape, dtype=tensor.dtype, pin_memory=tensor.is_cuda)
+        else torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=tensor.is_cuda)
     )
 
 
