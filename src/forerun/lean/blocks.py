@@ -207,12 +207,14 @@ def minus_eight() -> NDArray[np.uint16]:
 
 @inner
 def _word(raw: Bytes, at: int) -> np.uint32:
-    """Four bytes, which need not be aligned."""
+    """Four bytes, which need not be aligned.  Numbers without a sign are not counted from the end,
+    so that the four become one load."""
+    first = np.uint64(at)
     return (
-        np.uint32(raw[at])
-        | np.uint32(raw[at + 1]) << np.uint32(8)
-        | np.uint32(raw[at + 2]) << np.uint32(16)
-        | np.uint32(raw[at + 3]) << np.uint32(24)
+        np.uint32(raw[first])
+        | np.uint32(raw[first + np.uint64(1)]) << np.uint32(8)
+        | np.uint32(raw[first + np.uint64(2)]) << np.uint32(16)
+        | np.uint32(raw[first + np.uint64(3)]) << np.uint32(24)
     )
 
 
@@ -225,12 +227,6 @@ def _bits(raw: Bytes, at: int) -> Any:
 @inner
 def _half(raw: Bytes, at: int, halves: Floats) -> Any:
     return halves[_bits(raw, at)]
-
-
-@inner
-def _digit(q: NDArray[np.uint32], begin: int, i: int) -> np.uint8:
-    """One of the q that begin at the word `begin`."""
-    return np.uint8(q[begin + i // 4] >> np.uint32(8 * (i % 4)))
 
 
 @inner
@@ -373,7 +369,7 @@ def _build_pack(revision: int) -> Callable[..., bool]:
         block_bytes = header + lanes * (block // 2 if is_four else block)
         strip_bytes = raw.shape[1] // num_bytes * num_blocks * block_bytes
         lift, is_finite = ONES * np.uint32(128 - zero), True
-        units = raw.shape[1] // num_bytes
+        units, row = raw.shape[1] // num_bytes, np.uint64(lanes)
         for first in range(0, len(raw), lanes):
             panel, strip = divmod(first, LANES)
             begin = places[panel] + strip // lanes * strip_bytes
@@ -419,12 +415,18 @@ def _build_pack(revision: int) -> Callable[..., bool]:
                             for i in range(words):
                                 out32[at // 4 + i * lanes + lane] = q[own + i]
                         elif is_four:
-                            for i in range(block // 2):
-                                low = _digit(q, own, 2 * i)
-                                out[at + i * lanes + lane] = low | _digit(q, own, 2 * i + 1) << 4
+                            for i in range(words):
+                                pairs = q[own + i] | q[own + i] >> np.uint32(4)
+                                to = np.uint64(at + 2 * i * lanes + lane)
+                                out[to] = pairs
+                                out[to + row] = pairs >> np.uint32(16)
                         else:
-                            for i in range(block):
-                                out[at + i * lanes + lane] = _digit(q, own, i)
+                            for i in range(words):
+                                word, to = q[own + i], np.uint64(at + 4 * i * lanes + lane)
+                                out[to] = word
+                                out[to + row] = word >> np.uint32(8)
+                                out[to + row + row] = word >> np.uint32(16)
+                                out[to + row + row + row] = word >> np.uint32(24)
         return is_finite
 
     return pack
