@@ -150,18 +150,31 @@ def test_penalties_bias_and_bans_on_the_device(pair: Pair, temperature: float) -
     assert texts(drafter=NGram(min_n=1), draft_length=4) == host
 
 
-def test_a_request_that_needs_the_host_changes_nobodys_text(
-    pair: Pair, plain: dict[float, list[list[int]]]
+def the_first_2000(_: Any, scores: Any) -> Any:
+    scores[:, 2000:] = -torch.inf
+    return scores
+
+
+@pytest.mark.parametrize("is_drafted", [False, True])
+def test_a_grammar_and_a_processor_change_nobodys_text(
+    pair: Pair, plain: dict[float, list[list[int]]], is_drafted: bool
 ) -> None:
+    """One is masks on the device, the other is decided by the host; both forbid the same tokens,
+    so they give the text of a bias, too."""
     target, draft = pair
     options = [fr.Sampling(temperature=0.8, seed=5) for _ in range(NUM_PROMPTS)]
     options[2] = fr.Sampling(temperature=0.8, seed=5, grammar=lambda _: range(2000))
+    options[5] = fr.Sampling(temperature=0.8, seed=5, processors=[the_first_2000])
     how: dict[str, Any] = {"max_new_tokens": NUM_NEW, "ignore_eos": True}
-    alone = fr.generate(target, prompts()[2], drafter=None, sampling=options[2], **how).tokens
-    answers = fr.generate(
-        target, prompts(), sampling=options, drafter=Model(draft), draft_length=3, **how
-    )
-    expected = [*plain[0.8][:2], alone, *plain[0.8][3:]]
+    bias = dict.fromkeys(range(2000, SIZES["vocab_size"]), float("-inf"))
+    biased = fr.Sampling(temperature=0.8, seed=5, logit_bias=bias)
+    expected = list(plain[0.8])
+    for index in (2, 5):
+        expected[index] = fr.generate(
+            target, prompts()[index], drafter=None, sampling=biased, **how
+        ).tokens
+    drafts = {"drafter": Model(draft), "draft_length": 3} if is_drafted else {"drafter": None}
+    answers = fr.generate(target, prompts(), sampling=options, **drafts, **how)
     assert [answer.tokens for answer in answers] == expected
 
 

@@ -168,6 +168,19 @@ def test_requests_with_a_grammar_stay_on_the_device(
     assert [token % 2 for token in by_host[2]] == [0] * 4
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("rule", ["ratio", "block"])
+def test_rules_that_divide_by_the_drafts_law_keep_to_grammars(rule: str) -> None:
+    """The draft's law is not masked, and stands for what was drafted."""
+    found = texts(drafter=Model(DRAFT), draft_length=2, rule=rule)
+    assert [len(text) for text in found] == LIMITS
+    total = 0
+    for token in found[0]:
+        assert token in SAMPLINGS[0].grammar.allowed[total % 3]
+        total += token
+    assert [token in EVEN[place:] for place, token in enumerate(found[2])] == [True] * 4
+
+
 def test_they_are_in_every_round() -> None:
     engine = Engine(
         TARGET, executor_of=executor_of, drafter=None, num_rows=2, draft_length=0,
