@@ -127,3 +127,20 @@ class Layer(Head):
         about |= {STATED[self.layout]: 1}
         (folder / "config.json").write_text(json.dumps(about))
         return folder
+
+
+class Likely(Layer):
+    """A layer that often agrees with its target: it passes the feature on to the head."""
+
+    def __init__(self, layout: str, **changes: Any) -> None:
+        super().__init__(layout, **changes)
+        join, _, feature, last, at = NAMES[layout]
+        t, width = self.tensors, self.config["hidden_size"]
+        halves = [torch.zeros(width, width), torch.eye(width)]
+        if layout == "mimo":
+            halves.reverse()
+        t[f"{join}.weight"] = torch.cat(halves, 1)
+        for name in ("self_attn.o_proj", "mlp.down_proj"):
+            t[f"{at}{name}.weight"] *= 0.05
+        for name in (feature, last):
+            t[f"{name}.weight"] = torch.ones(width)
