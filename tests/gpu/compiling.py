@@ -17,6 +17,7 @@ from triton.backends.compiler import GPUTarget
 from triton.runtime import driver
 
 from forerun.gpu import formats
+from forerun.gpu.kernels.experts import close_experts, open_experts
 from forerun.gpu.kernels.layers import add_product
 
 ROWS, OUTPUTS, INPUTS = 16, 32, 256
@@ -36,15 +37,38 @@ class Absent:
 
 
 def layouts(how: dict[str, Any]) -> dict[str, Any]:
-    """The inputs that lie side by side in a register, of all operands, and the number of operands
-    that were computed elsewhere and moved."""
+    """What `sides` says of a product."""
     read = formats.operand(random_matrix((OUTPUTS, INPUTS), **how))
     x, y = torch.empty(ROWS, INPUTS).bfloat16(), torch.empty(ROWS, OUTPUTS).bfloat16()
-    made = add_product.warmup(
+    return sides(add_product.warmup(
         x, read["w"], None, None, None, y, y, y, 1.0, ROWS, OUTPUTS, UNIT=0.0, K=INPUTS, P=1,
         BN=OUTPUTS, BK=INPUTS, MP=ROWS, MASKED=False, BIAS=False, ADD=False, NORM=False,
         BULK=False, FORMAT=read["FORMAT"], PDL=False, num_warps=2, num_stages=2, grid=(1,),
-    )  # fmt: skip
+    ))  # fmt: skip
+
+
+def layouts_of_experts(how: dict[str, Any]) -> list[dict[str, Any]]:
+    """What `sides` says of the products with experts: gate and up, in turns and not, and down."""
+    read = formats.operand(random_matrix((2 * OUTPUTS, INPUTS), **how))
+    x, y = torch.empty(ROWS, INPUTS).bfloat16(), torch.empty(ROWS, OUTPUTS).bfloat16()
+    squares, places = torch.empty(ROWS, 0), torch.empty(ROWS, dtype=torch.int32)
+    sizes = {"D": OUTPUTS, "BN": OUTPUTS, "BK": INPUTS, "MP": ROWS, "BIAS": False, "PDL": False}
+    sizes |= {"FORMAT": read["FORMAT"], "num_warps": 4, "num_stages": 2, "grid": (1, 1)}
+    made = [
+        open_experts.warmup(
+            x, squares, read["w"], None, places, places, y, 1e-6, 1.7, 7.0, K=INPUTS, P=0, TOP=2,
+            KIND="silu", TURNS=turns, **sizes,
+        ) for turns in (False, True)
+    ]  # fmt: skip
+    made.append(close_experts.warmup(
+        x, read["w"], None, places, places, y, N=OUTPUTS, **(sizes | {"D": INPUTS}),
+    ))  # fmt: skip
+    return [sides(one) for one in made]
+
+
+def sides(made: Any) -> dict[str, Any]:
+    """The inputs that lie side by side in a register, of all operands, and the number of operands
+    that were computed elsewhere and moved."""
     lines = made.asm["ttgir"].splitlines()
     sides = {int(n) for line in lines for n in re.findall(r"dot_op<.*?kWidth = (\d+)", line)}
     moved = [line for line in lines if "local_alloc %" in line or "convert_layout %made" in line]
@@ -54,4 +78,6 @@ def layouts(how: dict[str, Any]) -> dict[str, Any]:
 if __name__ == "__main__":
     driver.set_active(Absent())
     formats._has_pairs = lambda device: True
-    print(json.dumps({name: layouts(FORMATS[name]) for name in sys.argv[1:]}))
+    print(json.dumps({
+        name: [layouts(FORMATS[name]), *layouts_of_experts(FORMATS[name])] for name in sys.argv[1:]
+    }))  # fmt: skip

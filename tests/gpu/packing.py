@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from forerun.models.packed import NUMBERS, Packed, PackedLinear, packed
+from forerun.models.packed import NUMBERS, Packed, PackedLinear, PackedStack, packed
 
 SIZES: dict[str, Any] = {"hidden_size": 128, "intermediate_size": 128, "head_dim": 64}
 FORMATS: dict[str, dict[str, Any]] = {
@@ -79,7 +79,23 @@ def packed_model(
                     matrix = random_matrix(tuple(module.weight.shape), **kind, dtype=dtype).to(
                         device
                     )
-                    setattr(owner, name, PackedLinear(matrix))
+                    setattr(owner, name, PackedLinear(matrix, module.bias))
                     twin = getattr(getattr(other, part), name)
                     twin.weight.data = matrix.written_out()
+        if hasattr(layer.mlp, "experts"):
+            for name in ("gate_up_proj", "down_proj"):
+                _pack_experts(layer.mlp.experts, other.mlp.experts, name, how, dtype, device)
+    model.set_experts_implementation("eager")
     return model, plain
+
+
+def _pack_experts(
+    owner: Any, other: Any, name: str, how: dict[str, Any], dtype: Any, device: str
+) -> None:  # fmt: skip
+    weights, is_turned = getattr(owner, name), type(owner).__name__ == "GptOssExperts"
+    count, rows, depth = weights.mT.shape if is_turned else weights.shape
+    matrix = random_matrix((count * rows, depth), **how, dtype=dtype).to(device)
+    delattr(owner, name)
+    setattr(owner, name, PackedStack(matrix, count, is_turned))
+    whole = matrix.written_out().view(count, rows, depth)
+    getattr(other, name).data = whole.mT.contiguous() if is_turned else whole

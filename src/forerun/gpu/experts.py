@@ -12,9 +12,12 @@ from typing import Any
 import torch
 import triton
 
+from forerun.gpu.formats import SHARING, operand
 from forerun.gpu.kernels.experts import close_experts, open_experts, route
+from forerun.gpu.tiles import Tile, packed_tile
 from forerun.gpu.weights import ExpertWeights, Layer, Weights
 from forerun.kernels.early_launch import dependent_launch
+from forerun.models.packed import NUMBERS, Packed
 
 ROUTED = 16  # tokens and experts of a program that routes; other numbers may give other bits
 FEW_TOKENS, FEW_PLACES, MANY_PLACES = 128, 16, 64  # places of a tile, in passes of few or many
@@ -49,37 +52,61 @@ def _step(depth: int) -> int:
     return next((step for step in STEPS if depth % step == 0), STEPS[1])
 
 
+def _tile(kernel: str, matrix: Any, places: int, memory: int) -> Tile:
+    """The tile of a product with the matrices of experts; its rows are places for pairs, fewer
+    than were asked for where a program has no memory for them."""
+    if isinstance(matrix, Packed):
+        return packed_tile(kernel, places, NUMBERS[matrix.number], matrix.part, memory)
+    return Tile(COLUMNS, _step(matrix.shape[-1]), WARPS, STAGES, places)
+
+
+def tiles_of(experts: ExpertWeights, num_tokens: int, memory: int) -> tuple[Tile, Tile]:
+    """The tiles of both products of a pass of this many tokens, which have the same rows."""
+    places = FEW_PLACES if num_tokens <= FEW_TOKENS else MANY_PLACES
+    while True:
+        opening = _tile("gate_up", experts.gate_up, places, memory)
+        closing = _tile("down", experts.down, places, memory)
+        if opening.rows == closing.rows == places:
+            return opening, closing
+        places = min(opening.rows, closing.rows)
+
+
 def queue_experts(
     w: Weights, experts: ExpertWeights, num_tokens: int, rows: Any, source: Any, squares: Any,
-    scratch: ExpertScratch,
+    scratch: ExpertScratch, memory: int,
 ) -> None:  # fmt: skip
     """Queue the outputs of the experts of each token: `scratch.outer` (M * chosen, K), to be added
     up with `scratch.weights`.
 
     rows: (M,), negative for padding.  source, squares: the tokens, and their sums of squares.
+    memory: bytes that the tiles of a program may take.
     """
     pdl, m = dependent_launch(source.device), num_tokens
     form, inner, (alpha, limit) = experts.form, experts.inner, w.form.clamp
-    places = FEW_PLACES if m <= FEW_TOKENS else MANY_PLACES
+    opening, closing = tiles_of(experts, m, memory)
+    places = opening.rows
     pairs = m * form.chosen
     tiles = min(pairs, form.total + pairs // places)
-    common = {"K": w.hidden, "P": squares.shape[1], "BK": _step(w.hidden), **pdl}
-    how = {"num_warps": WARPS, "num_stages": STAGES}
+    common = {"K": w.hidden, "P": squares.shape[1], **pdl}
     route[(-(-m // ROUTED), -(-form.total // ROUTED))](
         source, squares, experts.router, experts.router_bias, rows, scratch.scores,
         scratch.chosen, scratch.weights, scratch.order, scratch.experts, scratch.done, m, tiles,
         w.eps, E=form.total, EP=triton.next_power_of_2(max(form.total, ROUTED)), TOP=form.chosen,
         TP=triton.next_power_of_2(form.chosen), BN=ROUTED, MP=ROUTED, TILE=places,
-        BIAS=experts.router_bias is not None, NORMED=form.is_normed, **how, **common,
+        BIAS=experts.router_bias is not None, NORMED=form.is_normed, BK=_step(w.hidden),
+        num_warps=WARPS, num_stages=STAGES, **common,
     )  # fmt: skip
-    open_experts[(tiles, -(-inner // COLUMNS))](
-        source, squares, experts.gate_up, experts.gate_up_bias, scratch.order, scratch.experts,
-        scratch.inner, w.eps, alpha, limit, D=inner, TOP=form.chosen, BN=COLUMNS, MP=places,
+    open_experts[(tiles, -(-inner // opening.columns))](
+        x=source, squares=squares, bias=experts.gate_up_bias, order=scratch.order,
+        experts=scratch.experts, y=scratch.inner, eps=w.eps, alpha=alpha, limit=limit, D=inner,
+        TOP=form.chosen, BN=opening.columns, BK=opening.depth, MP=places,
         BIAS=experts.gate_up_bias is not None, KIND=w.form.activation, TURNS=form.takes_turns,
-        **how, **common,
+        num_warps=opening.warps, num_stages=opening.stages,
+        **operand(experts.gate_up, inner % SHARING == 0), **common,
     )  # fmt: skip
-    close_experts[(tiles, -(-w.hidden // COLUMNS))](
-        scratch.inner, experts.down, experts.down_bias, scratch.order, scratch.experts,
-        scratch.outer, N=w.hidden, D=inner, BN=COLUMNS, BK=_step(inner), MP=places,
-        BIAS=experts.down_bias is not None, **how, **pdl,
+    close_experts[(tiles, -(-w.hidden // closing.columns))](
+        x=scratch.inner, bias=experts.down_bias, order=scratch.order, experts=scratch.experts,
+        y=scratch.outer, N=w.hidden, D=inner, BN=closing.columns, BK=closing.depth, MP=places,
+        BIAS=experts.down_bias is not None, num_warps=closing.warps, num_stages=closing.stages,
+        **operand(experts.down, w.hidden % SHARING == 0), **pdl,
     )  # fmt: skip

@@ -314,7 +314,7 @@ class Kernels:
         else:
             made = scratch.experts
             queue_experts(self._weights, layer.experts, self._shape.num_tokens, self._inputs.rows,
-                          source, squares, made)  # fmt: skip
+                          source, squares, made, shared_memory(source.device))  # fmt: skip
             self._add_rows(made.outer, scratch.middle, layer.mlp_after, next_norm, scratch.x,
                            made.weights, layer.experts.form.chosen)  # fmt: skip
 

@@ -24,7 +24,14 @@ from forerun.models.families import (
     router,
     why_unserved,
 )
-from forerun.models.packed import Packed, PackedLinear, bytes_of, stacked
+from forerun.models.packed import (
+    Packed,
+    PackedLinear,
+    PackedStack,
+    bytes_of,
+    packed_parts,
+    stacked,
+)
 
 OLDEST = (8, 0)
 """Compute capability from which tensor cores multiply bfloat16."""
@@ -60,20 +67,20 @@ class ExpertWeights(NamedTuple):
     form: Experts
     router: Any  # (E, K)
     router_bias: Any  # (E,), or None
-    gate_up: Any  # (E, 2 I, K)
+    gate_up: Any  # (E, 2 I, K); packed: (E * 2 I, K)
     gate_up_bias: Any  # (E, 2 I), or None
-    down: Any  # (E, K, I)
+    down: Any  # (E, K, I); packed: (E * K, I)
     down_bias: Any  # (E, K), or None
 
     @property
     def inner(self) -> int:
-        return int(self.down.shape[2])
+        return int(self.down.shape[-1])
 
     @property
     def num_bytes(self) -> int:
         """The bytes that are read for one token."""
-        one = (self.gate_up[0].numel() + self.down[0].numel()) * self.form.chosen
-        return int((one + self.router.numel()) * self.down.element_size())
+        experts = bytes_of(self.gate_up) + bytes_of(self.down)
+        return experts * self.form.chosen // self.form.total + bytes_of(self.router)
 
 
 class Layer(NamedTuple):
@@ -168,8 +175,7 @@ def take(model: Any) -> Weights:
 def places(model: Any) -> tuple[int, ...]:
     """The addresses of a model's parameters; if they change, so have the weights."""
     found = [parameter.data_ptr() for parameter in model.parameters()]
-    packed = (module.matrix for module in model.modules() if isinstance(module, PackedLinear))
-    return (*found, *(matrix.words.data_ptr() for matrix in packed))
+    return (*found, *(matrix.words.data_ptr() for matrix in packed_parts(model)))
 
 
 def _take(model: Any) -> Weights:
@@ -201,14 +207,19 @@ def _layer(family: Family, layer: Any, form: LayerForm) -> Layer:
 
 def _experts(mlp: Any, form: Experts) -> ExpertWeights:
     made, source = mlp.experts, router(mlp)
-    taken = _turned if form.takes_turns else _whole
+    gate_up, down = (
+        weights.matrix
+        if isinstance(weights, PackedStack)
+        else (_turned if form.takes_turns else _whole)(weights)
+        for weights in (made.gate_up_proj, made.down_proj)
+    )
     return ExpertWeights(
         form=form,
         router=source.weight.data.contiguous(),
         router_bias=getattr(source, "bias", None),
-        gate_up=taken(made.gate_up_proj),
+        gate_up=gate_up,
         gate_up_bias=getattr(made, "gate_up_proj_bias", None),
-        down=taken(made.down_proj),
+        down=down,
         down_bias=getattr(made, "down_proj_bias", None),
     )
 

@@ -43,8 +43,6 @@ OWN = ("device", "dtype", "lean", "quantize", "gpu_memory")
 """Arguments of `load` itself."""
 NARROW = ("None", "auto", "bfloat16", "float16")
 """Precisions in which a GPU multiplies the weights of a GGUF file."""
-EXPERTS = ("num_experts", "num_local_experts")
-"""Numbers in the configuration of a model with experts."""
 USUAL_FILES = ("model.safetensors", "model.safetensors.index.json")
 """One of which a folder with weights of few bits has."""
 OFTEN = ("attn_implementation", "device_map", "gguf_file", "quantization_config", "subfolder")
@@ -211,10 +209,8 @@ def _packed_format(name: str, folder: Path, config: Mapping[str, Any], lean: Lea
 
     try:
         kind, *_ = config.get("architectures") or ("a model of no named architecture",)
-        if kind not in FAMILIES or any(config.get(key) for key in EXPERTS):
-            raise unserved(
-                f"few bits in {kind!r:.60}", "models with dense layers of docs/models.md"
-            )
+        if kind not in FAMILIES:
+            raise unserved(f"few bits in {kind!r:.60}", "the families of docs/models.md")
         if not any((folder / each).is_file() for each in USUAL_FILES):
             raise unserved("weights in files of other names", " or ".join(USUAL_FILES))
         return format_of(about)

@@ -1,7 +1,8 @@
 """Checkpoints whose matrices have few bits, from their shards to the device, tensor by tensor.
 
-The model is transformers' own, made without values.  On a GPU its linear layers keep their weights
-packed; elsewhere they are written out, which is the model that the checkpoint stands for.
+The model is transformers' own, made without values.  On a GPU its linear layers and
+experts keep their weights packed; elsewhere they are written out, which is the model that the
+checkpoint stands for.
 """
 
 from __future__ import annotations
@@ -16,8 +17,9 @@ from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig
 from forerun.base.errors import InputError, UnsupportedError, explain
 from forerun.gpu.pool import DeviceMemoryError
 from forerun.loading.damage import CURE, object_in
+from forerun.loading.packed_experts import fill_experts
 from forerun.loading.stored_formats import Format, Stored
-from forerun.models.packed import PackedLinear, bytes_of
+from forerun.models.packed import PackedLinear, bytes_of, packed_parts
 
 BESIDE = {"input_scale", "activation_scale", "activation_scale_inv", "input_zero_point",
           "output_scale", "k_scale", "v_scale", "q_scale", "inv_freq"}  # fmt: skip
@@ -57,8 +59,7 @@ def told(model: Any, stored_as: str) -> str:
     """A sentence on the bytes, format, pass and room of a loaded `LanguageModel`."""
     plain = model.model
     total = sum(map(bytes_of, {id(each): each for each in plain.parameters()}.values()))
-    layers = (module for module in plain.modules() if isinstance(module, PackedLinear))
-    total += sum(layer.matrix.num_bytes for layer in layers)
+    total += sum(map(bytes_of, packed_parts(plain)))
     said = f"{model.name}: {total / 1e9:.2f} GB of weights from {stored_as}; {model.pass_name}"
     free = getattr(model, "num_tokens_free", None)
     return said if free is None else f"{said}; room for {free:,} tokens"
@@ -90,7 +91,11 @@ def load_packed(
         model = AutoModelForCausalLM.from_config(config, dtype=kind)
     if (folder / "generation_config.json").is_file():
         model.generation_config = GenerationConfig.from_pretrained(folder)
-    _fill_linear(model, shards, stored_as, folder, kind, is_packed)
+    found = fill_experts(model, shards, stored_as, kind, is_packed)
+    found += _fill_linear(model, shards, stored_as, kind, is_packed)
+    if not found:
+        wrong = f"config.json says that weights are stored as {stored_as.name}, and none is."
+        raise InputError(explain(wrong, repr(str(folder)), CURE))
     _fill_rest(model, shards, folder, kind)
     rotary = model.model.rotary_emb
     model.model.rotary_emb = type(rotary)(config=config).to(place)
@@ -125,9 +130,9 @@ def _check_room(folder: Path, needed: int, device: Any) -> None:
 
 
 def _fill_linear(
-    model: Any, shards: Shards, stored_as: Format, folder: Path, dtype: Any, keeps_bits: bool
-) -> None:
-    """Read the few-bit matrices."""
+    model: Any, shards: Shards, stored_as: Format, dtype: Any, keeps_bits: bool
+) -> int:  # fmt: skip
+    """Read the few-bit matrices of linear layers, and give back their number."""
     first, *others = stored_as.parts
     found = 0
     for name, module in list(model.named_modules()):
@@ -153,9 +158,7 @@ def _fill_linear(
             made.bias = bias
         setattr(model.get_submodule(owner), own, made)
         found += 1
-    if not found:
-        wrong = f"config.json says that weights are stored as {stored_as.name}, and none is."
-        raise InputError(explain(wrong, repr(str(folder)), CURE))
+    return found
 
 
 def _fill_rest(model: Any, shards: Shards, folder: Path, dtype: Any) -> None:

@@ -26,6 +26,7 @@ FORMATS = {
     "compressed-tensors int-quantized": "8-bit integers, a scale for each row or group",
     "compressed-tensors pack-quantized": "4- and 8-bit integers with groups, zeros or none",
     "compressed-tensors mxfp4-pack-quantized": "FP4 (e2m1) in groups of 32 with powers of two",
+    "mxfp4": "experts in FP4 (e2m1) in groups of 32 with powers of two (gpt-oss)",
     "awq": "4-bit integers with groups and zeros",
     "gptq": "4- and 8-bit integers with groups and zeros, in the order of the inputs",
 }
@@ -112,6 +113,8 @@ def format_of(config: Mapping[str, Any]) -> Format:
     method = str(config.get("quant_method", "")).lower()
     if method == "fp8":
         return Format("fp8", ("weight", "weight_scale_inv"), _read_fp8)
+    if method == "mxfp4":
+        return Format("mxfp4", ("blocks", "scales"), _read_blocks)
     if method == "compressed-tensors":
         return _compressed(config)
     if method == "awq":
@@ -133,7 +136,6 @@ def format_of(config: Mapping[str, Any]) -> Format:
 NEAREST = {
     "fbgemm_fp8": "fp8, or compressed-tensors float-quantized",
     "bitsandbytes": "awq, gptq, or compressed-tensors pack-quantized",
-    "mxfp4": "fp8",
     "modelopt": "compressed-tensors float-quantized",
     "auto-round": "gptq or awq, as which AutoRound can export",
     "hqq": "gptq or awq",
@@ -206,12 +208,26 @@ def _floats(stored: Stored, part: str) -> Packed:
 
 
 def _read_mxfp4(stored: Stored) -> Packed:
-    (rows, depth), pairs = stored.shape, stored.tensor("weight_packed", torch.uint8)
-    stored.check("weight_packed", tuple(pairs.shape), (rows, depth // 2))
-    scales = stored.tensor("weight_scale", torch.uint8)
-    stored.check("weight_scale", tuple(scales.shape), (rows, depth // 32))
+    rows, depth = stored.shape
+    return _float4(stored, "weight_packed", "weight_scale", (rows, depth // 2))
+
+
+def _read_blocks(stored: Stored) -> Packed:
+    rows, depth = stored.shape
+    return _float4(stored, "blocks", "scales", (rows, depth // 32, 16))
+
+
+def _float4(stored: Stored, part: str, scales: str, shape: tuple[int, ...]) -> Packed:
+    """Pairs of numbers of this shape, the first in the low bits, in groups of 32."""
+    (rows, depth), pairs = stored.shape, stored.tensor(part, torch.uint8)
+    if depth % 32:
+        wrong = f"The groups of {stored.name} do not divide it."
+        raise UnsupportedError(explain(wrong, f"{depth} inputs in groups of 32", UNEVEN))
+    stored.check(part, tuple(pairs.shape), shape)
+    stored.check(scales, tuple(stored.tensor(scales, torch.uint8).shape), (rows, depth // 32))
+    pairs = pairs.reshape(rows, depth // 2)
     numbers = torch.stack([pairs & 0xF, pairs >> 4], 2).reshape(rows, depth)
-    return stored.made(numbers, stored.scales("weight_scale"), "e2m1")
+    return stored.made(numbers, stored.scales(scales), "e2m1")
 
 
 def _read_int8(stored: Stored) -> Packed:

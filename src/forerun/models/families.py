@@ -15,7 +15,7 @@ from transformers.activations import ACT2FN
 
 from forerun.base.errors import warn
 from forerun.models.attention import layer_kinds
-from forerun.models.packed import PackedLinear
+from forerun.models.packed import PackedLinear, PackedStack
 
 BEFORE = ("input_layernorm", "post_attention_layernorm")
 AROUND = ("input_layernorm", "pre_feedforward_layernorm")
@@ -246,6 +246,8 @@ def _why_other_experts(mlp: Any) -> str:
     """The reason why the experts of a layer are not three tensors; empty if they are."""
     for name in ("gate_up_proj", "down_proj"):
         weights = getattr(mlp.experts, name, None)
+        if isinstance(weights, PackedStack):
+            continue
         if not isinstance(weights, torch.nn.Parameter) or weights.dim() != 3:
             return "some of its experts were replaced"
     if not isinstance(router(mlp).weight, torch.nn.Parameter):

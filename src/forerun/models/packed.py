@@ -10,7 +10,7 @@ bits have their low 4 in two words and their high 2 in a third, of 8 parts toget
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
@@ -144,6 +144,35 @@ class PackedLinear(torch.nn.Module):  # type: ignore[misc, unused-ignore]
 
     def forward(self, x: Any) -> Any:
         return torch.nn.functional.linear(x, self.weight, self.bias)
+
+
+class PackedStack:
+    """Matrices of one shape, one below another in a packed one; each is written out whenever it is
+    asked for."""
+
+    def __init__(self, matrix: Packed, count: int, is_turned: bool = False) -> None:
+        """matrix: (count * N, K).  is_turned: what is asked for is (K, N), not (N, K)."""
+        self.matrix, self.count, self.is_turned = matrix, count, is_turned
+
+    def __getitem__(self, index: Any) -> Any:
+        tables = {name: getattr(self.matrix, name) for name in TABLES}
+        own = {
+            name: table.view(self.count, -1, table.shape[1])[int(index)]
+            for name, table in tables.items()
+            if table is not None
+        }
+        weights = replace(self.matrix, **own).written_out()
+        return weights.T if self.is_turned else weights
+
+
+def packed_parts(model: Any) -> Iterator[Packed]:
+    """The packed matrices of a model."""
+    for module in model.modules():
+        for value in vars(module).values():
+            if isinstance(value, PackedStack):
+                yield value.matrix
+            elif isinstance(value, Packed):
+                yield value
 
 
 def bytes_of(matrix: Any) -> int:

@@ -6,6 +6,8 @@ programs as any choice may need, and those of tiles that no expert fills end at 
 numbers do not depend on its tile, and a token adds up its experts in the order of their scores, so
 its bits are the same whatever shares an expert.
 
+The matrices of experts stand one below another in one, packed or not (FORMAT: see products.py).
+
 Sizes: E experts, padded to EP; inner size D; the others are those of layers.py.
 """
 
@@ -16,7 +18,7 @@ import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from forerun.gpu.kernels.layers import activated, inverse_rms
-from forerun.gpu.kernels.products import products
+from forerun.gpu.kernels.products import products, tile_products
 
 BLOCK = tl.constexpr(64)
 """Pairs that are put into tiles at once."""
@@ -124,9 +126,10 @@ def route(
 def open_experts(
     x, squares, w, bias, order, experts, y, eps, alpha, limit, K: tl.constexpr, P: tl.constexpr,
     D: tl.constexpr, TOP: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, MP: tl.constexpr,
-    BIAS: tl.constexpr, KIND: tl.constexpr, TURNS: tl.constexpr, PDL: tl.constexpr,
+    BIAS: tl.constexpr, KIND: tl.constexpr, TURNS: tl.constexpr, FORMAT: tl.constexpr,
+    PDL: tl.constexpr,
 ):  # fmt: skip
-    """y (pairs, D) = activated gate and up of the normalised x with w (E, 2 D, K).
+    """y (pairs, D) = activated gate and up of the normalised x with w (E * 2 D, K).
 
     TURNS: whether gate and up take turns in w, in place of all gates before all ups.
     """
@@ -140,19 +143,19 @@ def open_experts(
     pair = tl.load(order + tile * MP + tl.arange(0, MP))
     keep, n = pair >= 0, column + tl.arange(0, BN)
     token, inside = tl.where(keep, pair // TOP, 0), n < D
-    first = w + tl.cast(expert, tl.int64) * (2 * D * K)
+    first = expert * 2 * D + (2 * column if TURNS else column)
     if TURNS:
         both = 2 * column + tl.arange(0, 2 * BN)
-        a, _ = products(
-            x, token, keep, first + 2 * column * K, first, both < 2 * D, K, BK, MP, 2 * BN, False,
-            D % BN != 0, False,
+        a, _ = tile_products(
+            x, 0, token, keep, w, first, first, both < 2 * D, K, BK, MP, 2 * BN, False,
+            D % BN != 0, False, FORMAT, False,
         )  # fmt: skip
         gate, up = tl.split(tl.reshape(a, (MP, BN, 2)))
     else:
-        one = first + column * K
-        gate, up = products(
-            x, token, keep, one, one + D * K, inside, K, BK, MP, BN, True, D % BN != 0, False
-        )
+        gate, up = tile_products(
+            x, 0, token, keep, w, first, first + D, inside, K, BK, MP, BN, True, D % BN != 0,
+            False, FORMAT, False,
+        )  # fmt: skip
     scale = inverse_rms(squares, token, keep, eps, K, P, MP)[:, None]
     gate *= scale
     up *= scale
@@ -169,9 +172,10 @@ def open_experts(
 @triton.jit
 def close_experts(
     x, w, bias, order, experts, y, N: tl.constexpr, D: tl.constexpr, BN: tl.constexpr,
-    BK: tl.constexpr, MP: tl.constexpr, BIAS: tl.constexpr, PDL: tl.constexpr,
+    BK: tl.constexpr, MP: tl.constexpr, BIAS: tl.constexpr, FORMAT: tl.constexpr,
+    PDL: tl.constexpr,
 ):  # fmt: skip
-    """y (pairs, N) = x (pairs, D) with w (E, N, D)."""
+    """y (pairs, N) = x (pairs, D) with w (E * N, D)."""
     tile, column = tl.program_id(0), tl.program_id(1) * BN
     if PDL:
         gdc_wait()
@@ -182,8 +186,11 @@ def close_experts(
     pair = tl.load(order + tile * MP + tl.arange(0, MP))
     keep, n = pair >= 0, column + tl.arange(0, BN)
     at, inside = tl.where(keep, pair, 0).to(tl.int64), n < N
-    one = w + tl.cast(expert, tl.int64) * (N * D) + column * D
-    a, _ = products(x, at, keep, one, one, inside, D, BK, MP, BN, False, N % BN != 0, False)
+    first = expert * N + column
+    a, _ = tile_products(
+        x, 0, at, keep, w, first, first, inside, D, BK, MP, BN, False, N % BN != 0, False, FORMAT,
+        False,
+    )  # fmt: skip
     if BIAS:
         a += tl.load(bias + expert * N + n, mask=inside, other=0.0).to(tl.float32)[None, :]
     where = y + at[:, None] * N + n[None, :]
