@@ -214,7 +214,7 @@ def test_a_name_on_the_hub_is_downloaded_as_it_is(
     asked = []
 
     def download(name: str, *rest: Any, **options: Any) -> str:
-        asked.append((name, options.get("revision")))
+        asked.append((name, options.get("revision"), options.get("ignore_patterns")))
         return str(folder / rest[0] if rest else folder)
 
     monkeypatch.setattr("forerun.loading.hub.why_not", lambda *given: None)
@@ -222,4 +222,5 @@ def test_a_name_on_the_hub_is_downloaded_as_it_is(
     monkeypatch.setattr("huggingface_hub.snapshot_download", download)
     model = fr.load("somebody/small-awq", device="cpu", revision="main")
     assert model.name == "somebody/small-awq"
-    assert asked == [("somebody/small-awq", "main")] * 2
+    config, weights = (("somebody/small-awq", "main", each) for each in (None, "*/*"))
+    assert asked == [config, weights]

@@ -12,6 +12,8 @@ from forerun.loading.bundled import installed_names
 PATIENCE = 5.0  # seconds
 TEXTS = ("*.json", "*.txt", "*.model", "*.jinja", "*.tiktoken")
 """Files of a tokenizer and of descriptions."""
+FOLDERS = "*/*"
+"""Files in folders of a model: gpt-oss has its weights there once more, in layouts of others."""
 
 
 def why_not(name: str, token: Any = None) -> str | None:
@@ -54,7 +56,8 @@ def packed_folder(name: str, **options: Any) -> Path | None:
         return None
     if "quantization_config" not in config:
         return None
-    return Path(snapshot_download(name, allow_patterns=["*.safetensors", *TEXTS], **options))
+    wanted = ["*.safetensors", *TEXTS]
+    return Path(snapshot_download(name, allow_patterns=wanted, ignore_patterns=FOLDERS, **options))
 
 
 def without_hub(name: str) -> str:
