@@ -6,6 +6,7 @@ import json
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -21,7 +22,7 @@ from forerun.base.errors import InputError, UnsupportedError
 from forerun.drafters import MTP
 from forerun.drafters.heads import readings
 from forerun.drafters.heads.fitting import fit
-from forerun.drafters.heads.mtp import load
+from forerun.drafters.heads.mtp import load, of
 from forerun.generation.choosing import make_drafter
 from forerun.testing import check_drafter
 
@@ -342,3 +343,10 @@ def test_copies_of_the_embedding_and_later_layers_are_left_alone(tmp_path, capsy
     expected = load(layer.save(tmp_path / "alone"))
     for name, values in expected.weights.items():
         np.testing.assert_array_equal(found.weights[name], values)
+
+
+def test_a_target_whose_files_are_not_known_is_refused_without_asking_the_hub(monkeypatch) -> None:
+    target = SimpleNamespace(name="nobody/has-this")
+    monkeypatch.setattr("socket.socket.connect", lambda *_: pytest.fail("it asked the network"))
+    with pytest.raises(InputError, match=r"files are not known. Received 'nobody/has-this'"):
+        of(target)

@@ -54,7 +54,7 @@ def find(place: str | Path) -> Path:
         return Path(place)
     if not HUB_NAME.fullmatch(str(place)):
         wrong = "There is no such folder, and a drafter on the hub is called owner/name."
-        cure = "Name a drafter's folder (forerun train makes one), or none for the shipped one."
+        cure = "Name a folder with the drafter's config.json and weights (docs/drafters.md)."
         raise InputError(explain(wrong, repr(str(place)), cure))
     try:
         from huggingface_hub import hf_hub_download, snapshot_download
@@ -125,7 +125,7 @@ def refuse(folder: Path, kind: str, wanted: str) -> None:
         if name
         else "Name it as a model: it drafts if its tokens are the target's."
         if kind == "model"
-        else "Use a drafter that Forerun reads: its own, or an EAGLE-3 head for this target."
+        else f"Use a drafter that Forerun reads: {', '.join(DRAFTERS.values())}."
     )
     raise UnsupportedError(explain(wrong, repr(str(folder)), cure))
 

@@ -156,10 +156,19 @@ def of(target: Any) -> PublishedLayer:
     """The layer in a target's own files."""
     name = str(target.name).removesuffix("-int8")
     folder = Path(name).expanduser()
-    if not folder.is_dir() and "/" not in name:
+    return load(folder if folder.is_dir() else _downloaded(name))
+
+
+def _downloaded(name: str) -> Path:
+    """The folder of a target that was loaded from the hub; nothing is downloaded."""
+    try:
+        from huggingface_hub import snapshot_download
+
+        return Path(snapshot_download(name, local_files_only=True))
+    except Exception as error:  # no such name, no copy of it, or no such package
         wrong = "The target was not loaded from a folder or the hub, so its files are not known."
-        raise InputError(explain(wrong, name, "Name the folder of its MTP layer: mtp:FOLDER."))
-    return load(folder if folder.is_dir() else name)
+        cure = "Name the folder of its MTP layer: mtp:FOLDER."
+        raise InputError(explain(wrong, repr(name), cure)) from error
 
 
 class Files(PublishedFiles):
