@@ -21,7 +21,7 @@ from forerun.gpu import experts  # noqa: E402
 from forerun.gpu.forward import LARGE, RESERVED, SMALL  # noqa: E402
 from forerun.gpu.model import GpuModel  # noqa: E402
 from forerun.gpu.tiles import BYTES  # noqa: E402
-from forerun.gpu.weights import ExpertWeights, unfit  # noqa: E402
+from forerun.gpu.weights import ExpertWeights, take, unfit  # noqa: E402
 from forerun.models.families import Experts  # noqa: E402
 from forerun.models.packed import NUMBERS  # noqa: E402
 
@@ -112,6 +112,15 @@ def test_transformers_computes_the_packed_model_too() -> None:
         assert not unfit(model)
         ids = torch.tensor([TEXT[:9]])
         assert torch.equal(model(ids).logits, plain(ids).logits)
+
+
+def test_bytes_are_those_of_the_experts_of_one_token() -> None:
+    """Half of them, at 4 bits and a scale of 16 for 32 inputs, and a router of 16 bits."""
+    model, plain = packed_model(QWEN, **MXFP4)
+    packed, whole = (take(each).layers[0].experts for each in (model, plain))
+    router = 2 * 4 * 128
+    assert whole.num_bytes == 2 * 2 * (3 * 128 * 128) + router
+    assert packed.num_bytes == (whole.num_bytes - router) * 4.5 / 16 + router
 
 
 @pytest.mark.parametrize("number", NUMBERS)

@@ -19,7 +19,7 @@ from transformers import AutoConfig, AutoModelForCausalLM  # noqa: E402
 from forerun.base.errors import InputError, UnsupportedError  # noqa: E402
 from forerun.loading import packed_checkpoint, stored_formats  # noqa: E402
 from forerun.loading.load import _packed, _packed_format  # noqa: E402
-from forerun.models.packed import PackedStack  # noqa: E402
+from forerun.models.packed import PackedStack, packed_parts  # noqa: E402
 
 COMMON: dict[str, Any] = {
     "vocab_size": 40, "hidden_size": 64, "num_hidden_layers": 1, "num_attention_heads": 2,
@@ -84,6 +84,8 @@ def test_every_stored_format_is_read_exactly(tmp_path: Path, kind: str) -> None:
     exact.set_experts_implementation("eager")
     packed, written = (loaded(folder, kind, keeps_bits=keeps) for keeps in (True, False))
     owner = exact.model.layers[0].mlp.experts
+    assert len(list(packed_parts(packed))) == len(STACKS)
+    assert not list(packed_parts(written))
     for stack in STACKS:
         kept = getattr(packed.model.layers[0].mlp.experts, stack)
         assert isinstance(kept, PackedStack)
