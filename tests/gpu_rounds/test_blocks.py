@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -99,9 +99,9 @@ class Rounds:
         self.reading: list[RoundShape] = []
         launch = CapturedRound.launch
 
-        def noting(made: CapturedRound, by_host: Mapping[int, int]) -> int:
+        def noting(made: CapturedRound) -> Any:
             self.reading += [made.shape] if made.shape.block else []
-            return launch(made, by_host)
+            return launch(made)
 
         monkeypatch.setattr(CapturedRound, "launch", noting)
 

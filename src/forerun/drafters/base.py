@@ -27,7 +27,7 @@ class Part(NamedTuple):
     number: int  # its place among them
     shift: float = 0.0  # of the log-odds of the chances that it states
     worth: float = 0.0  # as in a `Turn`
-    goes_on: Sequence[float] = ()
+    goes_on: tuple[float, ...] = ()
     enough: float = inf  # it is asked if the guess at hand promises fewer tokens than this
 
 
@@ -68,7 +68,7 @@ class Turn:
     """The tree to fill, which allows no other, because the proof of the rule asks for it."""
     worth: float = 0.0
     """Under shared noise, leave out guesses less likely than this to be kept."""
-    goes_on: Sequence[float] = ()
+    goes_on: tuple[float, ...] = ()
     """By guesses in a row so far, from one on: nothing need be guessed after a last one less likely
     than this.  Where it ends, guesses go on."""
     prices: Prices | None = None

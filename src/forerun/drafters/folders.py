@@ -54,7 +54,7 @@ def find(place: str | Path) -> Path:
         return Path(place)
     if not HUB_NAME.fullmatch(str(place)):
         wrong = "There is no such folder, and a drafter on the hub is called owner/name."
-        cure = "Name a folder with the drafter's config.json and weights (docs/drafters.md)."
+        cure = "Name a folder that `forerun train` made, or that of a published drafter."
         raise InputError(explain(wrong, repr(str(place)), cure))
     try:
         from huggingface_hub import hf_hub_download, snapshot_download

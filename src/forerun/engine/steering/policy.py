@@ -172,7 +172,13 @@ class PayingPolicy:
         is_silent = ledger.num_silent % ENOUGH == ENOUGH - 1
         is_lifted = may_lose and (is_silent or ledger.num_scored < NUM_TIMED)
         order, prices, is_trial, risk = self._order(), [], is_lifted, ledger.debt
-        goes_on = {who: going_on(scoring, ledger.drafters[who].level / token) for who in order}
+        goes_on = {
+            who: tuple(
+                calibrated(min(0.99, least), -ledger.drafters[who].shift)
+                for least in going_on(scoring, ledger.drafters[who].level / token)
+            )
+            for who in order
+        }
         for row, request, room, limit in zip(rows, requests, rooms, most, strict=True):
             parts = []
             for who in order:
@@ -188,7 +194,7 @@ class PayingPolicy:
                         who,
                         shift,
                         0.0 if is_lifted else calibrated(min(0.99, NEAR * scoring[0]), -shift),
-                        [calibrated(min(0.99, least), -shift) for least in goes_on[who]],
+                        goes_on[who],
                         -inf if not is_asked else inf if is_losing else gain,
                     )
                 )
