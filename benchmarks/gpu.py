@@ -1,8 +1,9 @@
 """Rounds on a GPU: the pass, whole rounds, and text through `fr.generate`, beside transformers.
 
-    python benchmarks/gpu.py [--output gpu] [--parts pass text forward peers] [--size 8b]
-        [--agreements 0.8 0.3] [--batches 1 8 32] [--lengths 0 3 auto] [--rules ratio]
-        [--prompts 64 4000] [--repeats 5] [--cell-seconds 20] [--seconds 280]
+    python benchmarks/gpu.py [--output gpu] [--parts pass text context forward peers]
+        [--size 8b] [--agreements 0.8 0.3] [--batches 1 8 32] [--lengths 0 3 auto] [--rules ratio]
+        [--prompts 64 4000] [--contexts 32000 120000] [--repeats 5] [--cell-seconds 20]
+        [--seconds 280]
 
 A target of 8 billion parameters in bfloat16 with random weights, and a draft of its first two
 layers, whose agreement is set.  Every figure stands beside its limit: the time to read all weights
@@ -21,7 +22,7 @@ import statistics
 import sys
 import time
 from collections import Counter
-from itertools import product
+from itertools import pairwise, product
 from typing import Any
 
 import torch
@@ -134,6 +135,34 @@ class Bench:
             to_plain=auto["tokens_per_second"] / cells[0]["tokens_per_second"],
             worst_to_plain=auto["lowest"] / cells[0]["highest"],
         )
+
+    def context(self) -> None:
+        """One text after a long prompt: the time to its first token, and between the others."""
+        for context, length in product(self.args.contexts, (0, 5)):
+            if self.is_over:
+                return
+            how: dict[str, Any] = {"drafter": None}
+            if length:
+                how = {"drafter": self.drafter, "draft_length": length, "rule": "match"}
+            begin = time.perf_counter()
+            stream = fr.stream(
+                self.target, self.prompt(context, 0), max_new_tokens=NEW,
+                sampling=fr.Sampling(temperature=1.0, seed=0), **how,
+            )  # fmt: skip
+            times = [time.perf_counter() for _ in stream]
+            gaps = [1e3 * (later - sooner) for sooner, later in pairwise(times)]
+            limit = self.limit(length, context + NEW // 2)
+            middle = statistics.median(gaps)
+            self.note(
+                f"after {context}, K {length}",
+                first_seconds=times[0] - begin,
+                ms_per_round=middle,
+                lowest=min(gaps),
+                highest=max(gaps),
+                tokens_per_second=(NEW - 1) / (times[-1] - times[0]),
+                limit=limit,
+                reached=limit / middle,
+            )
 
     def forward(self) -> None:
         """The same target run by transformers in captured passes, for models of other shapes."""
@@ -254,13 +283,14 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--output", default="gpu", help="name of the JSON file")
     parser.add_argument("--size", default="8b")
-    parts = ("pass", "text", "forward", "peers")
+    parts = ("pass", "text", "context", "forward", "peers")
     parser.add_argument("--parts", nargs="+", default=parts, choices=parts)
     parser.add_argument("--agreements", nargs="+", type=float, default=[0.8, 0.6, 0.9, 0.3])
     parser.add_argument("--batches", nargs="+", type=int, default=[1, 8, 32, 64])
     parser.add_argument("--lengths", nargs="+", type=draft_length, default=[0, 1, 2, 3, 5, 8, AUTO])
     parser.add_argument("--rules", nargs="+", default=["ratio"])
     parser.add_argument("--prompts", nargs="+", type=int, default=[PROMPT])
+    parser.add_argument("--contexts", nargs="+", type=int, default=[32_000, 120_000])
     parser.add_argument("--repeats", type=int, default=5, help="measured calls in a cell")
     parser.add_argument(
         "--cell-seconds", type=float, default=20, help="after which a cell has no third call"

@@ -84,7 +84,7 @@ def _make(sizes: dict[str, int], device: str) -> Any:
 
     config = LlamaConfig(
         **sizes,
-        max_position_embeddings=8192,
+        max_position_embeddings=131072,
         rope_theta=500000.0,
         tie_word_embeddings=False,
         bos_token_id=1,
