@@ -2,7 +2,8 @@
 PYTHON ?= python3
 BIN := .venv/bin
 INSTALL := $(BIN)/pip install --quiet --no-compile --disable-pip-version-check --constraint constraints.txt
-PYTEST := CUDA_VISIBLE_DEVICES= OMP_NUM_THREADS=1 $(BIN)/pytest -n 2 --dist worksteal
+# Tests start dozens of processes, and bytecode that is not kept is compiled again in each.
+PYTEST := PYTHONDONTWRITEBYTECODE= CUDA_VISIBLE_DEVICES= OMP_NUM_THREADS=1 $(BIN)/pytest -n 2 --dist worksteal
 
 .PHONY: help setup gemma demo test lint test-fast test-slow test-jax test-all test-browser test-serve test-serve-quick test-serve-clients test-ray test-ray-slow ray test-distributed test-gpu format bench docs picture wheel clean
 

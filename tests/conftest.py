@@ -29,7 +29,7 @@ settings.register_profile("repeatable", derandomize=True, deadline=None)
 settings.load_profile("repeatable")
 MARK = re.compile(r"^pytestmark = pytest\.mark\.(\w+)$", re.MULTILINE)
 """A mark of all tests of a file."""
-ON_THE_CPU_PASS = {"cli", "drafters", "lean", "measure", "models"}
+ON_THE_CPU_PASS = {"cli", "drafters", "gguf", "lean", "loading", "measure", "models"}
 """Folders with tests that run the compiled pass."""
 
 
