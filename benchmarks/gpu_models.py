@@ -190,12 +190,17 @@ def compare_texts(shape: dict[str, Any]) -> dict[str, Any]:
         [out.tokens for out in fr.generate(one, prompts, **how)] for one in (target, plain)
     )
     pairs = zip(prompts, ours, theirs, strict=True)
-    told = [diagnose(plain, *pair) for pair in pairs]
+    told = [diagnose(plain, *pair, other=target) for pair in pairs]
     parted = [diagnosis for diagnosis in told if diagnosis is not None]
     return {
         "equal": len(prompts) - len(parted),
         "near-ties": sum(not diagnosis.is_bug for diagnosis in parted),
         "largest gap of logits": max((one.gap for one in parted), default=0.0),
+        "largest error and bound of one": max(
+            ((one.error, one.rounding.bound) for one in parted),
+            key=lambda pair: pair[0] / pair[1],
+            default=(0.0, 0.0),
+        ),
         "texts": len(prompts),
     }
 

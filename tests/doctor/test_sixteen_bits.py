@@ -159,6 +159,26 @@ def test_honest_near_ties_are_open_until_float32_excuses_them(dtype: torch.dtype
         assert "; in float32 they differ by" in str(checked)
 
 
+def test_texts_of_two_programs_are_judged_by_the_passes_of_both() -> None:
+    """A program whose passes all have the same bits shows no rounding of its own."""
+    model, prompt = target(torch.bfloat16, 0.0), [19, 33, 7]
+    exact: Any = model.in_float32()
+    texts = [
+        fr.generate(one, prompt, drafter=None, max_new_tokens=LENGTH).tokens
+        for one in (model, exact)
+    ]
+    by_both = diagnose(model, prompt, *texts, other=exact)
+    assert by_both is not None
+    assert by_both.reproduced
+    assert not by_both.is_bug, str(by_both)
+    with torch.no_grad():
+        exact.model.lm_head.weight *= 1.5
+    with_fault = diagnose(model, prompt, *texts, other=exact)
+    assert with_fault is not None
+    assert with_fault.is_bug
+    assert with_fault.worst_pass == "the other model's pass"
+
+
 def test_a_tie_in_float32_needs_no_repetition() -> None:
     """Two tokens with one row of the head: whatever is computed, neither is the better."""
     model, first, twin = twins(torch.bfloat16)

@@ -17,6 +17,7 @@ from packing import FORMATS, packed_model, random_matrix  # noqa: E402
 from tiny import Reference, build, error, stored  # noqa: E402
 from tiny_gguf import VOCAB_SIZE, Kind, write  # noqa: E402
 
+from forerun.gpu import formats  # noqa: E402
 from forerun.gpu.forward import LARGE, RESERVED, SMALL, written_out  # noqa: E402
 from forerun.gpu.model import GpuModel  # noqa: E402
 from forerun.gpu.tiles import BYTES, MOST_PACKED, PAIRED, packed_tile  # noqa: E402
@@ -93,6 +94,16 @@ def test_rows_of_a_table_may_begin_at_either_half_of_a_pair() -> None:
     matrix = random_matrix((47, 192), "int4", 64, zeros=True)  # three zeros in a row
     room = torch.empty(47 * 192, dtype=torch.bfloat16)
     assert torch.equal(written_out(matrix, MOST_PACKED + 1, room), matrix.written_out())
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+def test_six_bits_in_two_words_are_not_read_as_eight(
+    dtype: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On a device with pairs, where scales have the precision of the model."""
+    monkeypatch.setattr(formats, "_has_pairs", lambda device: True)
+    matrix = random_matrix((32, 256), "int6", 16, scale=dtype, dtype=dtype)
+    assert formats.operand(matrix)["FORMAT"][9] == "plain"
 
 
 @pytest.mark.parametrize("number", NUMBERS)

@@ -14,6 +14,7 @@ from families import WINDOWS  # noqa: E402
 from packing import FORMATS, packed_model  # noqa: E402
 from tiny import MIDDLING, ON_DEVICE, Reference, error  # noqa: E402
 
+from forerun.doctor.rounding import ROUTED_SHARE  # noqa: E402
 from forerun.gpu.model import GpuModel  # noqa: E402
 
 pytestmark = ON_DEVICE
@@ -56,16 +57,16 @@ def test_passes_of_all_sizes_have_the_bits_of_the_weights_written_out(
 
 @pytest.mark.parametrize("name", EXPERTS)
 def test_so_have_those_with_experts(name: str) -> None:
-    _check(*EXPERTS[name], torch.bfloat16)
+    _check(*EXPERTS[name], torch.bfloat16, most=ROUTED_SHARE)
 
 
-def _check(sizes: dict[str, Any], how: dict[str, Any], dtype: Any) -> None:
+def _check(sizes: dict[str, Any], how: dict[str, Any], dtype: Any, most: float = 0.06) -> None:
     torch.manual_seed(1)
     model, plain = packed_model(sizes, "cuda", dtype, **how)
     target, other = GpuModel(model), GpuModel(plain)
     exact = Reference(plain).logits(TEXT[:48])
     expected = fed(other, (48,))
-    assert error(expected, exact) < 0.06
+    assert error(expected, exact) < most
     for passes in PASSES:
         assert int((fed(target, passes) != expected).sum()) == 0
     expected = fed(other, (300,))

@@ -241,10 +241,13 @@ def diagnose(
     *,
     sampling: Sampling = GREEDY,
     stop_tokens: Sequence[int] = (),
+    other: Any = None,
 ) -> Diagnosis | None:
     """Compare two outputs of one request, token by token; None if they are the same.
 
-    sampling must be the one that made them, seed included.
+    sampling: the one that made them, seed included.
+    other: the model that made one of them, where the target did not make both; its passes are
+        those of the same weights by other code, and are suspected like the target's own.
     """
     model = wrap(target)
     first, second = list(first), list(second)
@@ -261,6 +264,9 @@ def diagnose(
     raw, exact = fresh_row(model, request.tokens), exact_row(model, request.tokens)
     fresh = to_numpy(raw if exact is None else exact).astype(np.float64)
     passes = list(suspects(model, request.tokens, [*first[index:], *second[index:]]))
+    if other is not None:
+        row = to_numpy(fresh_row(wrap(other), request.tokens)).astype(np.float64)
+        passes.append(Suspect("the other model's pass", row))
     errors = [distance(fresh, suspect.logits) for suspect in passes]
     worst = int(np.argmax(errors))
     plain = passes[0].logits

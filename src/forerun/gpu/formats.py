@@ -70,7 +70,10 @@ def _has_pairs(device: Any) -> bool:
 
 def _assembly(number: str, is_bfloat: bool) -> tuple[str, ...]:
     """Weights of part 0, 1 ... of two words $1, from the pair of scales $2 and, for integers, the
-    zeros $4, to which the bits of 128 or 1024 were added."""
+    zeros $4, to which the bits of 128 or 1024 were added.  Of int6, whose bits lie in two words,
+    there is none."""
+    if number == "int6":
+        return ()
     kind, base = ("bf16x2", "0x43004300") if is_bfloat else ("f16x2", "0x64006400")
     end = f"mul.rn.{kind} $0, a, $2; }}"
     begin, parts = "{ .reg .b32 a, b; ", NUMBERS[number].parts
