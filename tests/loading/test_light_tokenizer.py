@@ -66,7 +66,33 @@ def test_usual_questions_do_not_load_the_whole(whole: Any) -> None:
     with pytest.raises(Exception, match="no"):
         light.apply_chat_template([{"role": "tool", "content": ""}], tokenize=False)
     assert (light.eos_token_id, light.chat_template) == (1, TEMPLATE)
+    assert light.get_chat_template(tools=None) == TEMPLATE
+    assert len(light) == len(whole)
+    assert light.get_vocab() == whole.get_vocab()
+    assert light.added_tokens_decoder == whole.added_tokens_decoder
+    pieces = [light.convert_ids_to_tokens(token) for token in range(len(whole))]
+    assert pieces == [whole.convert_ids_to_tokens(token) for token in range(len(whole))]
     assert loaded == []
+
+
+def test_tools_calls_and_their_results_do_not_load_the_whole(whole: Any) -> None:
+    whole = copy.deepcopy(whole)
+    whole.chat_template = (
+        "{{ tools | tojson(indent=2) }}{% for message in messages %}{{ message.role }}"
+        "{% for call in message.tool_calls %}{{ call.function | tojson }}{% endfor %}"
+        "{{ message.tool_call_id }}{{ message.content }}{% endfor %}"
+    )
+    light, loaded = light_of(whole)
+    tools = [{"type": "function", "function": {"name": "ö<x>", "parameters": {"a": [1, None]}}}]
+    for given in (tools, None):
+        how: dict[str, Any] = {"tools": given, "tokenize": False}
+        text = light.apply_chat_template(light_tokenizer.TOOL_CHAT, **how)
+        assert text == whole.apply_chat_template(light_tokenizer.TOOL_CHAT, **how)
+    assert loaded == []
+    how = {"tools": [len], "tokenize": False}  # a function, which transformers describes or refuses
+    with pytest.raises(ValueError, match="Tools"):
+        light.apply_chat_template(CHAT, **how)
+    assert loaded == [1]
 
 
 def test_all_else_is_answered_by_the_whole(whole: Any) -> None:
@@ -74,8 +100,6 @@ def test_all_else_is_answered_by_the_whole(whole: Any) -> None:
     assert light.encode("the cat", truncation=True, max_length=1) == whole.encode("the cat")[:1]
     assert loaded == [1]
     assert light("the cat").input_ids == whole("the cat").input_ids
-    assert len(light) == len(whole)
-    assert light.get_vocab() == whole.get_vocab()
     assert light.decode(5) == whole.decode(5)
     assert light.apply_chat_template(CHAT, tokenize=True) == whole.apply_chat_template(CHAT)
     assert isinstance(light, type(whole))

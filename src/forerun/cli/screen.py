@@ -9,9 +9,11 @@ from __future__ import annotations
 
 import os
 import sys
+import time
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from io import TextIOWrapper
+from threading import Event, Thread
 
 from forerun.engine.results import Fate, Piece
 
@@ -23,13 +25,29 @@ def wants_colour() -> bool:
 
 @contextmanager
 def waiting_for(what: str) -> Iterator[None]:
-    """Show on a terminal what is running, and erase it afterwards."""
-    shown = f"{what} ..." if sys.stderr.isatty() else ""
-    print(shown, end="\r" * bool(shown), file=sys.stderr, flush=True)
+    """Show on a terminal what is running, with its seconds, and erase it afterwards."""
+    if not sys.stderr.isatty():
+        yield
+        return
+    began, is_over = time.monotonic(), Event()
+
+    def show() -> None:
+        seconds = 0
+        while True:
+            shown = f"{what} ... {seconds} s" if seconds else f"{what} ..."
+            print(shown, end="\r", file=sys.stderr, flush=True)
+            if is_over.wait(1):
+                return
+            seconds = round(time.monotonic() - began)
+
+    thread = Thread(target=show, daemon=True)
+    thread.start()
     try:
         yield
     finally:
-        print(" " * len(shown), end="\r" * bool(shown), file=sys.stderr, flush=True)
+        is_over.set()
+        thread.join()
+        print(" " * len(f"{what} ... 99999 s"), end="\r", file=sys.stderr, flush=True)
 
 
 RESET = "\033[0m"

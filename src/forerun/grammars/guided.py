@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from copy import copy
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import takewhile
@@ -171,11 +172,10 @@ class _Vocabulary:
     """A tokenizer in llguidance's form, and the grammars that were compiled for it."""
 
     def __init__(self, tokenizer: Any, vocab_size: int, endings: tuple[int, ...]) -> None:
-        from llguidance.hf import from_tokenizer
-
         size = max(vocab_size, len(tokenizer))
         try:
-            self._tokens = from_tokenizer(tokenizer, n_vocab=size, eos_token=list(endings))
+            made = _llguidance().LLTokenizer
+            self._tokens = made(_words(tokenizer), n_vocab=size, eos_token=list(endings))
         except ValueError as error:
             wrong = f"llguidance cannot read this tokenizer: {error}."
             cure = "Use a fast tokenizer of transformers."
@@ -189,6 +189,18 @@ class _Vocabulary:
         if made.is_error():
             raise _refused(grammar.kind, made.get_error(), f"{grammar.text:.80}")
         return made
+
+
+def _words(tokenizer: Any) -> str:
+    """A tokenizer as llguidance reads it.  Its own `from_tokenizer` does the same, and imports
+    transformers, which takes seconds."""
+    try:
+        backend = copy(tokenizer.backend_tokenizer)
+        backend.no_padding()
+        backend.no_truncation()
+        return str(backend.to_str())
+    except AttributeError as error:
+        raise ValueError("Only fast tokenizers are supported") from error
 
 
 _vocabularies: WeakKeyDictionary[Any, dict[Any, _Vocabulary]] = WeakKeyDictionary()

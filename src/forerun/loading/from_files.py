@@ -113,6 +113,9 @@ def _described(source: Source, name: str) -> tuple[Note, Any] | None:
     from forerun.models.families import why_unserved
     from forerun.models.no_warnings import no_warnings
 
+    is_large = _size(source.files) > LARGE
+    if is_large:  # before transformers is imported, which takes seconds too
+        notice(f"reading {name} and compiling code for this CPU, once; that takes about a minute")
     model: FileModel | None = source.read()
     if model is None:
         return None
@@ -122,8 +125,7 @@ def _described(source: Source, name: str) -> tuple[Note, Any] | None:
         return None
     layers: Sequence[int] = range(model.config.num_hidden_layers)
     num_words = model.config.vocab_size
-    if _size(source.files) > LARGE:
-        notice(f"reading {name} and compiling code for this CPU, once")
+    if is_large:
         layers, num_words = _layers_of_all_kinds(model), min(WORDS, num_words)
     try:
         is_reproduced = _is_reproduced(_cut(model, layers, num_words), source.files)

@@ -19,7 +19,22 @@ TEXTS = (
     "  leading, trailing  ",
     "日本語のテキスト и русский текст 🙂🏽",
 )
-PLAIN = {"role", "content"}
+PLAIN = {"role", "content", "name", "tool_calls", "tool_call_id"}
+KNOWN = {"tokenize", "add_generation_prompt", "tools"}
+TOOL = {
+    "type": "function",
+    "function": {
+        "name": "at",
+        "description": "Größe <b>",
+        "parameters": {"type": "object", "properties": {"x": {"type": "number"}}},
+    },
+}
+CALL = {"id": "c1", "type": "function", "function": {"name": "at", "arguments": {"x": 1.5}}}
+TOOL_CHAT = [
+    {"role": "user", "content": "user says"},
+    {"role": "assistant", "content": "", "tool_calls": [CALL]},
+    {"role": "tool", "content": "tool says", "tool_call_id": "c1"},
+]
 
 
 class KeptTokenizer(NamedTuple):
@@ -60,22 +75,37 @@ class LightTokenizer:
         return self._all.decode(tokens, *arguments, **options)
 
     def apply_chat_template(self, conversation: Any, *arguments: Any, **options: Any) -> Any:
+        tools = options.get("tools")
         is_usual = not arguments and options.get("tokenize") is False
-        is_usual = is_usual and not options.keys() - {"tokenize", "add_generation_prompt"}
+        is_usual = is_usual and not options.keys() - KNOWN and (tools is None or _json(tools))
         if self._whole is None and is_usual and self._template is not None and _plain(conversation):
             prompts = bool(options.get("add_generation_prompt"))
             messages = [dict(message) for message in conversation]
-            told = {"messages": messages, "tools": None, "documents": None}
+            told = {"messages": messages, "tools": tools, "documents": None}
             return self._template.render(
                 **told, add_generation_prompt=prompts, **self._special_tokens
             )
         return self._all.apply_chat_template(conversation, *arguments, **options)
 
-    def __call__(self, *arguments: Any, **options: Any) -> Any:
-        return self._all(*arguments, **options)
+    def get_chat_template(self, *arguments: Any, **options: Any) -> Any:
+        is_usual = not arguments and not options.keys() - {"tools"}
+        if self._whole is None and is_usual and self._template is not None:
+            return self.chat_template
+        return self._all.get_chat_template(*arguments, **options)
+
+    def convert_ids_to_tokens(self, ids: Any, *arguments: Any, **options: Any) -> Any:
+        if self._whole is None and isinstance(ids, int) and not arguments and not options:
+            return self._backend.id_to_token(ids)
+        return self._all.convert_ids_to_tokens(ids, *arguments, **options)
+
+    def get_vocab(self) -> dict[str, int]:
+        return dict((self._backend if self._whole is None else self._all).get_vocab())
 
     def __len__(self) -> int:
-        return len(self._all)
+        return self._backend.get_vocab_size() if self._whole is None else len(self._all)
+
+    def __call__(self, *arguments: Any, **options: Any) -> Any:
+        return self._all(*arguments, **options)
 
     def __repr__(self) -> str:
         return repr(self._all)
@@ -99,8 +129,14 @@ class LightTokenizer:
         return type(self._all)
 
     @property
+    def added_tokens_decoder(self) -> Any:
+        if self._whole is None:
+            return self._backend.get_added_tokens_decoder()
+        return self._all.added_tokens_decoder
+
+    @property
     def backend_tokenizer(self) -> Any:
-        return self._backend if vars(self)["_whole"] is None else self._all.backend_tokenizer
+        return self._backend if self._whole is None else self._all.backend_tokenizer
 
     @property
     def _all(self) -> Any:
@@ -152,17 +188,47 @@ def _answers(tokenizer: Any, texts: Sequence[str]) -> list[Any]:
         for prompts in (True, False):
             options = {"tokenize": False, "add_generation_prompt": prompts}
             told.append(tokenizer.apply_chat_template(messages, **options))
-    return told
+    return [*told, _with_tools(tokenizer)]
+
+
+def _with_tools(tokenizer: Any) -> str:
+    """A chat with a call and its result as text, or the refusal of a template without such."""
+    try:
+        return str(tokenizer.apply_chat_template(TOOL_CHAT, tools=[TOOL], tokenize=False))
+    except Exception as error:
+        return f"{type(error).__name__}: {error}"
 
 
 def _plain(conversation: Any) -> bool:
-    """Whether all messages consist of a role and a text."""
+    """Whether all messages consist of a role, a text, and at most calls or the result of one."""
     return isinstance(conversation, list) and all(
         isinstance(message, Mapping)
-        and message.keys() == PLAIN
-        and all(isinstance(value, str) for value in message.values())
+        and {"role", "content"} <= message.keys() <= PLAIN
+        and isinstance(message["content"], str)
+        and _json(message)
         for message in conversation
     )
+
+
+def _json(value: Any) -> bool:
+    """Whether a value consists of nothing but what JSON texts are read into."""
+    if isinstance(value, Mapping):
+        return type(value) is dict and all(map(_json, value)) and all(map(_json, value.values()))
+    if isinstance(value, list):
+        return all(map(_json, value))
+    return value is None or type(value) in (str, int, float, bool)
+
+
+def _to_json(
+    value: Any,
+    ensure_ascii: bool = False,
+    indent: Any = None,
+    separators: Any = None,
+    sort_keys: bool = False,
+) -> str:
+    """The filter of templates, with the arguments that it has in transformers."""
+    how: dict[str, Any] = {"indent": indent, "separators": separators, "sort_keys": sort_keys}
+    return json.dumps(value, ensure_ascii=ensure_ascii, **how)
 
 
 def _compiled(template: str) -> Any:
@@ -179,5 +245,5 @@ def _compiled(template: str) -> Any:
         "range": environment.globals["range"],
         "raise_exception": refuse,
     }
-    environment.filters["tojson"] = lambda value: json.dumps(value, ensure_ascii=False)
+    environment.filters["tojson"] = _to_json
     return environment.from_string(template)

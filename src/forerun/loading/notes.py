@@ -23,7 +23,7 @@ from forerun.lean.jit import sources
 from forerun.lean.shape import DOT_PRODUCTS, LANES, TOKENS
 from forerun.loading.cache import cache_folder, is_ours, make_in_cache, why_not_cached
 
-VERSION = 1  # raise it when a change elsewhere packs something else
+VERSION = 2  # raise it when a change elsewhere packs something else
 UNUSED = 30 * 86400.0  # seconds
 REPLACED = 3600.0  # seconds: another version of the code that was used within these may be in use
 ABANDONED = 3600.0  # seconds after which an unfinished file counts as such

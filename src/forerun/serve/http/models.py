@@ -47,7 +47,7 @@ ANSWERED: Mapping[str, Mapping[str, Any]] = {
     "/v1/responses": {"input": "Hello!", "max_output_tokens": 16},
 }
 """Bodies of the requests that nobody sent, by their route's path: what is loaded at its first use,
-the whole tokenizer and the grammar library, is loaded by them, so that no client waits for it."""
+compiled code and the grammar library, is loaded by them, so that no client waits for it."""
 
 READ: Mapping[str, Mapping[str, Any]] = {
     "/v1/chat/completions": {"messages": MESSAGES, "response_format": {"type": "json_object"}},
