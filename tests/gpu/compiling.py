@@ -1,5 +1,5 @@
-"""Compiles narrow products with weights of few bits for compute capability 9.0, without a device,
-and prints what became of their operands, by format, as JSON.
+"""Compiles narrow products with weights of few bits, and attention to keys of 8, for compute
+capability 9.0, without a device, and prints what became of their operands, by name, as JSON.
 
 Run it with TRITON_INTERPRET=0: what is interpreted is never compiled.
 """
@@ -17,6 +17,7 @@ from triton.backends.compiler import GPUTarget
 from triton.runtime import driver
 
 from forerun.gpu import formats
+from forerun.gpu.kernels.attention import attend, attend_whole
 from forerun.gpu.kernels.experts import close_experts, open_experts
 from forerun.gpu.kernels.layers import add_product
 
@@ -66,6 +67,21 @@ def layouts_of_experts(how: dict[str, Any]) -> list[dict[str, Any]]:
     return [sides(one) for one in made]
 
 
+def layouts_of_attention() -> list[dict[str, Any]]:
+    """What `sides` says of attention to keys of 8 bits, of few queries and of many."""
+    q, keys = torch.empty(ROWS, 64).bfloat16(), torch.empty(1, 1, 128, 64, dtype=torch.uint8)
+    numbers, floats = torch.empty(ROWS, dtype=torch.int32), torch.empty(ROWS)
+    where = [numbers, numbers, numbers, numbers, numbers, None, numbers, 1, 0.1, 0.0, 1, 9]
+    sizes = {"H": 1, "KV": 1, "G": 1, "GP": 1, "HD": 64, "HP": 64, "CHUNK": 128, "BLOCK": 64}
+    sizes |= {"SINKS": False, "CAPPED": False, "WINDOW": False, "TREE": False, "PDL": False}
+    sizes |= {"num_stages": 2, "grid": (1, 1, 1)}
+    few, many = sizes | {"MQ": 16, "num_warps": 2}, sizes | {"MQ": 64, "num_warps": 4}
+    return [
+        sides(attend.warmup(q, keys, keys, q, floats, floats, numbers, *where, **few)),
+        sides(attend_whole.warmup(q, keys, keys, q, *where, **many)),
+    ]
+
+
 def sides(made: Any) -> dict[str, Any]:
     """The inputs that lie side by side in a register, of all operands, and the number of operands
     that were computed elsewhere and moved."""
@@ -78,6 +94,7 @@ def sides(made: Any) -> dict[str, Any]:
 if __name__ == "__main__":
     driver.set_active(Absent())
     formats._has_pairs = lambda device: True
-    print(json.dumps({
-        name: [layouts(FORMATS[name]), *layouts_of_experts(FORMATS[name])] for name in sys.argv[1:]
-    }))  # fmt: skip
+    found = {"keys": layouts_of_attention()}
+    for name in sys.argv[1:]:
+        found[name] = [layouts(FORMATS[name]), *layouts_of_experts(FORMATS[name])]
+    print(json.dumps(found))

@@ -24,7 +24,7 @@ NARROW = [
 
 def test_narrow_products_keep_the_order_of_inputs() -> None:
     """As wide ones do, which have two inputs side by side; and weights, made where the product
-    reads them, are not moved."""
+    reads them, are not moved.  So does attention to keys of 8 bits, to few and to many queries."""
     done = subprocess.run(
         [sys.executable, str(PROGRAM), *NARROW],
         env=os.environ | {"TRITON_INTERPRET": "0"},
@@ -33,5 +33,6 @@ def test_narrow_products_keep_the_order_of_inputs() -> None:
     )
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout)
+    assert [one["side by side"] for one in found.pop("keys")] == [[2], [2]]
     expected = [{"side by side": [2], "moved": 0}] * 4  # a product, and three with experts
     assert found == dict.fromkeys(NARROW, expected)

@@ -169,6 +169,9 @@ def test_a_numba_that_cannot_be_imported_is_named(
         ({"gpu_memory": "0"}, "a share of the device, or an amount"),
         ({"gpu_memory": "much"}, "such as 40GiB"),
         ({"quantize": "int8", "lean": False}, "need the lean CPU pass"),
+        ({"kv_dtype": "int8"}, "Unknown rounding of keys"),
+        ({"kv_dtype": "float8", "device": "cpu"}, "Only the lean GPU pass"),
+        ({"kv_dtype": "float8", "device": "cuda", "lean": False}, "Only the lean GPU pass"),
     ],
 )
 def test_bad_choices_are_refused_before_anything_is_loaded(
@@ -181,10 +184,11 @@ def test_bad_choices_are_refused_before_anything_is_loaded(
 @pytest.mark.parametrize(
     ("flags", "expected"),
     [
-        ([], ("auto", None, None)),
-        (["--no-lean"], (False, None, None)),
-        (["--quantize=int8"], ("auto", "int8", None)),
-        (["--gpu-memory=40GiB"], ("auto", None, "40GiB")),
+        ([], ("auto", None, None, None)),
+        (["--no-lean"], (False, None, None, None)),
+        (["--quantize=int8"], ("auto", "int8", None, None)),
+        (["--gpu-memory=40GiB"], ("auto", None, "40GiB", None)),
+        (["--kv-dtype=float8"], ("auto", None, None, "float8")),
     ],
 )
 def test_the_command_line_has_the_same_switches(
@@ -192,8 +196,8 @@ def test_the_command_line_has_the_same_switches(
 ) -> None:
     asked = []
 
-    def load(*_: Any, lean: Any, quantize: Any, gpu_memory: Any) -> None:
-        asked.append((lean, quantize, gpu_memory))
+    def load(*_: Any, lean: Any, quantize: Any, gpu_memory: Any, kv_dtype: Any) -> None:
+        asked.append((lean, quantize, gpu_memory, kv_dtype))
         raise InputError("enough")
 
     monkeypatch.setattr("forerun.cli.loading.load", load)

@@ -45,6 +45,7 @@ class WorkerSettings:
     lean: bool = True  # take our CPU pass where it fits
     quantize: Any = None
     gpu_memory: str | None = None
+    kv_dtype: Any = None
     drafter: str = "none"
     draft_length: DraftLength = "auto"
     max_batch: int = 8
@@ -113,7 +114,11 @@ class Answerer:
             return load(name, device, dtype, **options)
 
         target = model(
-            settings.model, lean=lean, quantize=settings.quantize, gpu_memory=settings.gpu_memory
+            settings.model,
+            lean=lean,
+            quantize=settings.quantize,
+            gpu_memory=settings.gpu_memory,
+            kv_dtype=settings.kv_dtype,
         )
         name = settings.drafter
         drafters: dict[str, Drafter | None] = {

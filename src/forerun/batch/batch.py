@@ -180,6 +180,7 @@ def _identity(source: Input, settings: WorkerSettings) -> dict[str, Any]:
         "dtype": settings.dtype,
         "pass": "lean where it fits" if settings.lean else "transformers",
         "quantization": settings.quantize,
+        "keys and values": settings.kv_dtype,
         "seed": source.seed,
         "defaults of prompts": dict(source.defaults),
         "raw prompts": settings.is_raw,

@@ -97,6 +97,7 @@ def _settings(args: argparse.Namespace) -> Any:
         lean=not args.no_lean,
         quantize=args.quantize,
         gpu_memory=args.gpu_memory,
+        kv_dtype=args.kv_dtype,
         drafter=args.drafter or "auto",
         draft_length=args.draft_length,
         max_batch=args.max_batch,

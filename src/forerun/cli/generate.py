@@ -91,7 +91,7 @@ def run(args: argparse.Namespace) -> int:
     lean: Lean = False if args.no_lean else "auto"
     target = load_target(
         args.model, args.device, args.dtype, lean, args.quantize, args.tensor_parallel,
-        args.gpu_memory,
+        args.gpu_memory, args.kv_dtype,
     )  # fmt: skip
     pieces = stream(
         target,

@@ -16,7 +16,7 @@ from forerun.gguf.magic import is_gguf
 from forerun.loading.bundled import NAME, PACKAGES, packaged_parts
 from forerun.loading.default import default_model
 from forerun.loading.folders import at_home
-from forerun.loading.lean_pass import Lean, Quantize
+from forerun.loading.lean_pass import KvDtype, Lean, Quantize
 from forerun.loading.load import load
 from forerun.models.adapter import huggingface_model
 from forerun.models.base import LanguageModel
@@ -30,6 +30,7 @@ def load_target(
     quantize: Quantize | None = None,
     num_ranks: int | None = None,
     gpu_memory: str | None = None,
+    kv_dtype: KvDtype | None = None,
 ) -> Any:
     """The model of this name, or the default one; num_ranks: the number of processes to spread it
     over."""
@@ -38,13 +39,13 @@ def load_target(
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     with waiting_for(f"Loading {name or NAME}"):
         if num_ranks is not None:
-            return _spread(name or NAME, num_ranks, device, dtype, quantize)
+            return _spread(name or NAME, num_ranks, device, dtype, quantize, kv_dtype)
         try:
+            how: Any = {"lean": lean, "quantize": quantize, "gpu_memory": gpu_memory}
+            how["kv_dtype"] = kv_dtype
             if name is None:
-                return default_model(
-                    device, dtype, lean=lean, quantize=quantize, gpu_memory=gpu_memory
-                )
-            return load(name, device, dtype, lean=lean, quantize=quantize, gpu_memory=gpu_memory)
+                return default_model(device, dtype, **how)
+            return load(name, device, dtype, **how)
         except (RuntimeError, AssertionError) as error:  # torch raises these for an unknown device
             if device is None:
                 raise
@@ -54,8 +55,9 @@ def load_target(
 
 
 def _spread(
-    name: str, num_ranks: int, device: str | None, dtype: str | None, quantize: Quantize | None
-) -> Any:
+    name: str, num_ranks: int, device: str | None, dtype: str | None, quantize: Quantize | None,
+    kv_dtype: KvDtype | None,
+) -> Any:  # fmt: skip
     """The model, spread over several processes with one GPU each."""
     huggingface_model()  # a missing extra is told before anything is imported from it
     from forerun import ranks
@@ -64,6 +66,10 @@ def _spread(
         wrong = "A model with rounded weights runs in one process."
         cure = "Leave out --quantize or --tensor-parallel."
         raise InputError(explain(wrong, f"--quantize {quantize}, {num_ranks} ranks", cure))
+    if kv_dtype is not None:
+        wrong = "A model with rounded keys and values runs in one process."
+        cure = "Leave out --kv-dtype or --tensor-parallel."
+        raise InputError(explain(wrong, f"--kv-dtype {kv_dtype}, {num_ranks} ranks", cure))
     return ranks.load(name, num_ranks, device, dtype)
 
 

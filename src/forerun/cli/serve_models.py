@@ -91,7 +91,7 @@ def load_pair(args: argparse.Namespace) -> tuple[Any, dict[str, Drafter | None]]
     lean: Any = False if args.no_lean else "auto"
     target = load_target(
         args.model, args.device, args.dtype, lean, args.quantize, args.tensor_parallel,
-        args.gpu_memory,
+        args.gpu_memory, args.kv_dtype,
     )  # fmt: skip
     if args.tensor_parallel is not None:
         target.ranks.on_failure = end_at_once

@@ -56,7 +56,7 @@ WRITTEN_ROWS = 16  # of a packed matrix that a program writes out
 class Cache(NamedTuple):
     """Keys and values of all layers, in pages; the pages of rows; and the rotary tables."""
 
-    keys: Any  # (layers, pages, key heads, slots of a page, head size)
+    keys: Any  # (layers, pages, key heads, slots of a page, head size); of 8 bits: `place_in`
     values: Any
     pages: Any  # (rows, pages of a row), int32
     cos: Any  # (tables, positions, turned dimensions / 2), float32
@@ -373,7 +373,8 @@ class Kernels:
                  "GP": triton.next_power_of_2(form.group),
                  "HD": form.head_size, "HP": triton.next_power_of_2(form.head_size),
                  "MQ": padded_segment(w, shape.per_segment), "CHUNK": shapes.CHUNK,
-                 "BLOCK": BLOCK_KEYS, "SINKS": sinks is not None, "WINDOW": window > 0,
+                 "BLOCK": min(BLOCK_KEYS, shapes.CHUNK * keys.element_size() // 2),
+                 "SINKS": sinks is not None, "WINDOW": window > 0,
                  "CAPPED": form.attention_cap > 0, "TREE": shape.branch_width > 0,
                  **self._pdl}  # fmt: skip
         warps = ATTENTION_WARPS

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from copy import copy
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any
+from typing import Any, Literal
 
 import torch
 
@@ -46,6 +46,7 @@ class DevicePass:
     weights: Weights
     places: tuple[int, ...]  # where the parameters lie of which these are views
     pool: Pool
+    kv_dtype: str | None = None  # of the pool
     idle: list[Storage] = field(default_factory=list)  # of engines that are gone
     reproduces: bool | None = None  # the model; None: not tried yet
 
@@ -59,11 +60,16 @@ class GpuModel(NotPickled, GpuPass):
 
     The weights are the model's own: its linear layers become views of larger matrices and go on
     working.  A token's logits are the same bits whatever shares its pass.
+
+    kv_dtype: "float8" keeps keys and values as the nearest numbers of 8 bits (e4m3, of scale 1, up
+        to 448).  That is lossy: the logits are those of another model, which keeps all promises.
     """
 
     why_not_lean = ""
 
-    def __init__(self, model: Any, tokenizer: Any = None) -> None:
+    def __init__(
+        self, model: Any, tokenizer: Any = None, kv_dtype: Literal["float8"] | None = None
+    ) -> None:
         self.findings = findings_of(model)
         if reason := unfit(model):
             raise UnsupportedError(
@@ -73,9 +79,11 @@ class GpuModel(NotPickled, GpuPass):
                     "Use the plain path: lean=False.",
                 )
             )
-        if self.findings.device_pass is None or not self.findings.device_pass.is_of(model):
+        made = self.findings.device_pass
+        if made is None or not made.is_of(model) or made.kv_dtype != kv_dtype:
             weights = take(model)
-            self.findings.device_pass = DevicePass(weights, places(model), _pool(model, weights))
+            pool = _pool(model, weights, kv_dtype)
+            self.findings.device_pass = DevicePass(weights, places(model), pool, kv_dtype)
         self._pass: DevicePass = self.findings.device_pass
         self._weights = self._pass.weights
         self.model = model
@@ -88,12 +96,16 @@ class GpuModel(NotPickled, GpuPass):
         self.scores_trees = True
         self.compute_dtype = str(model.dtype).removeprefix("torch.")
 
-    def on_trial(self, num_pages: int = TRIAL_PAGES) -> GpuModel:
+    def on_trial(self, num_pages: int = TRIAL_PAGES, *, is_lossless: bool = False) -> GpuModel:
         """The same model with a few pages of its own. The final pool is made only when all models
-        that share the device are there."""
+        that share the device are there.
+
+        is_lossless: keep keys and values in the precision of the model.
+        """
         other, weights = copy(self), self._weights
-        small = _pool(self.model, weights, num_pages)
-        other._pass = DevicePass(weights, self._pass.places, small)
+        kv_dtype = None if is_lossless else self.kv_dtype
+        small = _pool(self.model, weights, kv_dtype, num_pages)
+        other._pass = DevicePass(weights, self._pass.places, small, kv_dtype)
         return other
 
     def expect_rows(self, memory: float | int | None) -> None:
@@ -119,7 +131,14 @@ class GpuModel(NotPickled, GpuPass):
     @property
     def pass_name(self) -> str:
         """A description of the pass that runs."""
-        return f"lean GPU pass, {self.compute_dtype}, {self.device}"
+        said = f"lean GPU pass, {self.compute_dtype}, {self.device}"
+        rounded = f", keys and values rounded to {self.kv_dtype} (lossy)"
+        return said if self.kv_dtype is None else said + rounded
+
+    @property
+    def kv_dtype(self) -> str | None:
+        """What keys and values are rounded to; None: they have the precision of the model."""
+        return self._pass.kv_dtype
 
     @property
     def num_tokens_free(self) -> int | None:
@@ -158,7 +177,10 @@ class GpuModel(NotPickled, GpuPass):
 
     @inference
     def fresh(self, text: Sequence[int]) -> Any:
-        """Logits (V,) after a text, computed from scratch by transformers with the same weights."""
+        """Logits (V,) after a text, computed from scratch by transformers with the same weights, or
+        by the pass where keys and values are rounded."""
+        if self.kv_dtype is not None:
+            return self.score(self.start(1, len(text)), [0], [text], [1])[0, 0]
         ids = torch.tensor([list(text)], device=self.device)
         return self.model(input_ids=ids, use_cache=False, logits_to_keep=1).logits[0, -1].float()
 
@@ -241,9 +263,9 @@ class GpuModel(NotPickled, GpuPass):
         return storage
 
 
-def _pool(model: Any, weights: Weights, given: int | None = None) -> Pool:
+def _pool(model: Any, weights: Weights, kv_dtype: str | None, given: int | None = None) -> Pool:
     angles = partial(_angles, *rotary_of(model))  # holds no whole model
-    return Pool(weights, angles, model.config.max_position_embeddings, given)
+    return Pool(weights, angles, model.config.max_position_embeddings, given, kv_dtype)
 
 
 def _angles(frequencies: Any, factors: list[float], slots: int) -> tuple[Any, Any]:

@@ -91,20 +91,27 @@ class Pool:
     rotary: gives cosines and sines (tables, positions, turned dimensions / 2).
     longest: tokens of the longest text.
     given: pages, where they do not depend on the memory that the device has left.
+    kv_dtype: "float8" rounds keys and values to 8 bits; None: the precision of the model.
     """
 
     memory: float | int | None = None
     """How much of the device this process may fill, weights included: a share, or bytes."""
 
     def __init__(
-        self, weights: Weights, rotary: Callable[[int], Any], longest: int, given: int | None = None
+        self,
+        weights: Weights,
+        rotary: Callable[[int], Any],
+        longest: int,
+        given: int | None = None,
+        kv_dtype: str | None = None,
     ) -> None:
         self.size = shapes.CHUNK  # slots of a page
         self.longest = -(-(longest + SLACK) // self.size) * self.size  # with what is drafted
         self.num_pages = self.num_positions = 0
         self._rotary, self._like, self._given = rotary, weights.norm, given
         size = weights.form.num_key_heads, self.size, weights.form.head_size
-        self._own = Paged([(len(weights.layers), *size)] * 2, self._like)
+        like = self._like if kv_dtype is None else self._like.new_empty(0, dtype=torch.uint8)
+        self._own = Paged([(len(weights.layers), *size)] * 2, like)
         self.logits_bytes = LOGIT_ROWS * weights.head.shape[0] * FLOAT_BYTES
         self._others: WeakKeyDictionary[Any, Paged] = WeakKeyDictionary()
         self._unused: list[Page] = []

@@ -172,7 +172,11 @@ class GpuRows(PathRows):
         pages, cache = self.storage.pages, self.storage.cache
         (page, slot), (new_page, new_slot) = pages.places(row, sources), pages.places(row, targets)
         for part in (cache.keys, cache.values):
-            part[:, new_page, :, new_slot] = part[:, page, :, slot]
+            in_word = 2 // part.element_size()  # numbers, of slots that are half a page apart
+            size = pages.size // in_word
+            words = part.view(*part.shape[:3], size, -1, in_word)
+            moved = words[:, page, :, slot % size, :, slot // size]
+            words[:, new_page, :, new_slot % size, :, new_slot // size] = moved
         if self.listener is not None:
             self.listener.move((page, slot), (new_page, new_slot))
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 from forerun.base.errors import InputError, MissingExtraError, explain
 from forerun.loading.bundled import NAME, PACKAGES, packaged_weights
 from forerun.loading.device_choice import check_place, usual_device
-from forerun.loading.lean_pass import Lean, Quantize
+from forerun.loading.lean_pass import KvDtype, Lean, Quantize
 from forerun.loading.load import load
 
 if TYPE_CHECKING:
@@ -23,6 +23,7 @@ def default_model(
     lean: Lean = "auto",
     quantize: Quantize | None = None,
     gpu_memory: float | str | None = None,
+    kv_dtype: KvDtype | None = None,
 ) -> HuggingFaceModel | LeanModel | GpuModel:
     """SmolLM2-135M-Instruct: from its pip package if that is installed, or from the hub.
 
@@ -35,7 +36,15 @@ def default_model(
     if dtype is None:
         dtype = "bfloat16" if _has_bfloat16(device) else "float32"
     try:
-        return load(NAME, device, dtype, lean=lean, quantize=quantize, gpu_memory=gpu_memory)
+        return load(
+            NAME,
+            device,
+            dtype,
+            lean=lean,
+            quantize=quantize,
+            gpu_memory=gpu_memory,
+            kv_dtype=kv_dtype,
+        )
     except InputError as error:
         if packaged_weights() is not None:
             raise

@@ -10,21 +10,24 @@ from typing import Any, Literal
 
 import torch
 
-from forerun.base.errors import UnsupportedError, explain, warn
+from forerun.base.errors import UnsupportedError, explain, notice, warn
 from forerun.models.agreement import Probe
 from forerun.models.forward import Forward
 from forerun.models.trial_results import LOCK
 
 
 def adopt(
-    plain: Any, lean: bool | Literal["auto"] = "auto", memory: float | int | None = None
+    plain: Any,
+    lean: bool | Literal["auto"] = "auto",
+    memory: float | int | None = None,
+    kv_dtype: Literal["float8"] | None = None,
 ) -> Any:
     """`plain`, a `HuggingFaceModel` on a CUDA device, or a `GpuModel` made of it.
 
     memory: of the device that this process may fill, if that is said: a share, or bytes.
 
     With `lean="auto"` the lean pass is taken where it fits the model and reproduces it, and
-    `plain.why_not_lean` has the reason where not; with True it is taken or refused.
+    `plain.why_not_lean` has the reason where not; with True or a `kv_dtype` it is taken or refused.
     """
     reason = "lean=False asked for transformers" if lean is False else _why_not(plain)
     if not reason:
@@ -32,12 +35,12 @@ def adopt(
             from forerun.gpu.model import GpuModel
 
             with LOCK:
-                candidate = GpuModel(plain.model, plain.tokenizer)
+                candidate = GpuModel(plain.model, plain.tokenizer, kv_dtype)
                 shared = candidate.findings.device_pass
                 if shared.reproduces is None:
-                    shared.reproduces = _reproduces(plain, candidate.on_trial())
+                    shared.reproduces = _reproduces(plain, candidate)
         except Exception as error:  # of Triton's compiler, of an older Triton, or of CUDA
-            if lean is True:
+            if lean is True or kv_dtype is not None:
                 raise
             reason = f"{type(error).__name__}: {str(error).splitlines()[0]}"
             warn(f"The lean GPU pass is not used: {reason}")
@@ -45,12 +48,17 @@ def adopt(
             candidate.name = plain.name
             if shared.reproduces:
                 candidate.expect_rows(memory)
+                if kv_dtype is not None:
+                    rounded = f"keys and values are rounded to {kv_dtype} (e4m3, of scale 1)"
+                    notice(f"{plain.name}: {rounded}, which is lossy: other texts than without")
                 return candidate
             reason = "it does not reproduce this model"
             warn(f"The lean GPU pass is not used: {reason}")
-    if lean is True:
+    if lean is True or kv_dtype is not None:
         wrong = f"The lean GPU pass cannot be used: {reason}."
         cure = "Use lean=False, or change what stands in its way."
+        if kv_dtype is not None:
+            cure = "Leave out kv_dtype, or change what stands in its way."
         raise UnsupportedError(explain(wrong, type(plain.model).__name__, cure))
     plain.why_not_lean = reason
     return plain
@@ -68,12 +76,14 @@ def _why_not(plain: Any) -> str:
 
 
 def _reproduces(plain: Any, candidate: Any) -> bool:
-    """Whether the pass gives the model's logits, and the same bits in passes of all sizes."""
+    """Whether the pass gives the model's logits, but for rounded keys, and the same bits in passes
+    of all sizes."""
+    exact, candidate = candidate.on_trial(is_lossless=True), candidate.on_trial()
     with torch.inference_mode():
         probe = Probe(Forward(plain.model), plain.vocab_size)
-        if not probe.agrees_with(candidate.start(2, 16)):
+        if not probe.agrees_with(exact.start(2, 16)):
             return False
-        return probe.agrees_on_trees_with(candidate.start(2, 16)) and keeps_bits(candidate)
+        return probe.agrees_on_trees_with(exact.start(2, 16)) and keeps_bits(candidate)
 
 
 def keeps_bits(model: Any, count: int = 48, long: int = 300) -> bool:

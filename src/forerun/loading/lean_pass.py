@@ -10,6 +10,7 @@ from forerun.base.errors import InputError, MissingExtraError, explain, warn
 
 Lean = bool | Literal["auto"]
 Quantize = Literal["int8"]
+KvDtype = Literal["float8"]
 UNITS = {"gib": 2**30, "mib": 2**20, "gb": 10**9, "mb": 10**6}
 INSTALL = 'Install it with: pip install "forerun[cpu]"'
 
@@ -44,17 +45,32 @@ def check_pass(lean: Lean, quantize: Quantize | None) -> None:
         raise InputError(explain(wrong, f"lean=False and quantize={quantize!r}", cure))
 
 
+def check_kv_dtype(kv_dtype: KvDtype | None, lean: Lean, quantize: Any, device: str) -> None:
+    """Refuse rounded keys where they are not kept."""
+    if kv_dtype not in (None, "float8"):
+        wrong, cure = "Unknown rounding of keys and values.", 'Use "float8", or None to keep them.'
+        raise InputError(explain(wrong, repr(kv_dtype), cure))
+    is_served = lean is not False and quantize is None and device.startswith("cuda")
+    if kv_dtype is not None and not is_served:
+        wrong = "Only the lean GPU pass keeps keys and values in float8."
+        received = f"device={device!r}, lean={lean!r}, quantize={quantize!r}"
+        cure = "Leave out kv_dtype (--kv-dtype), or load the model on a CUDA device."
+        raise InputError(explain(wrong, received, cure))
+
+
 def with_pass(
     plain: Any,
     lean: Lean = "auto",
     quantize: Quantize | None = None,
     memory: float | int | None = None,
+    kv_dtype: KvDtype | None = None,
 ) -> Any:
     """A loaded `HuggingFaceModel`, or the `LeanModel` or `GpuModel` made of it."""
+    check_kv_dtype(kv_dtype, lean, quantize, str(plain.model.device))
     if quantize is None and plain.model.device.type == "cuda":
         from forerun.loading.gpu_pass import adopt
 
-        return adopt(plain, lean, memory)
+        return adopt(plain, lean, memory, kv_dtype)
     is_asked_for = lean is True or quantize is not None
     if not is_asked_for and lean is False:
         plain.why_not_lean = "lean=False asked for transformers"

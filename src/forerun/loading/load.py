@@ -24,7 +24,15 @@ from forerun.loading.damage import (
 from forerun.loading.device_choice import check_place, usual_device
 from forerun.loading.folders import at_home, check_folder, check_name, tokenizer_of
 from forerun.loading.kinds import check_adapter, is_adapter, merged, refuse_other_kinds
-from forerun.loading.lean_pass import Lean, Quantize, check_pass, memory_of, with_pass
+from forerun.loading.lean_pass import (
+    KvDtype,
+    Lean,
+    Quantize,
+    check_kv_dtype,
+    check_pass,
+    memory_of,
+    with_pass,
+)
 from forerun.loading.sources import Source, is_for_cpu, source_of
 from forerun.models.adapter import NEEDED, huggingface_model, missing, register
 from forerun.models.base import CpuPass, LanguageModel
@@ -39,7 +47,7 @@ if TYPE_CHECKING:
 
 SHARED = ("revision", "token", "cache_dir", "local_files_only", "trust_remote_code")
 """Arguments that the tokenizer gets too."""
-OWN = ("device", "dtype", "lean", "quantize", "gpu_memory")
+OWN = ("device", "dtype", "lean", "quantize", "gpu_memory", "kv_dtype")
 """Arguments of `load` itself."""
 NARROW = ("None", "auto", "bfloat16", "float16")
 """Precisions in which a GPU multiplies the weights of a GGUF file."""
@@ -58,6 +66,7 @@ def load(
     lean: Lean = "auto",
     quantize: Quantize | None = None,
     gpu_memory: float | str | None = None,
+    kv_dtype: KvDtype | None = None,
     **given: Any,
 ) -> HuggingFaceModel | LeanModel | GpuModel:
     """Load a causal language model and its tokenizer, from a directory or the Hugging Face hub.
@@ -78,12 +87,16 @@ def load(
     `quantize="int8"` rounds its weights to 8 bits: that is another target, and named so.
     `gpu_memory` is how much of the GPU this process may fill, weights, keys and values together:
     a share such as 0.9, or an amount such as "40GiB". None leaves half of what is free to others.
+    `kv_dtype="float8"` rounds keys and values to 8 bits (e4m3) on the lean GPU pass: twice as many
+    tokens fit, and the text is another one. That is lossy, and `pass_name` says so.
     """
     given_name: Any = name_or_path
     if not isinstance(given_name, str | Path):
         kind, cure = type(given_name).__name__, "For a model itself, use forerun.wrap(model)."
         raise InputError(explain("A model is loaded by its name or folder.", f"a {kind}", cure))
     check_pass(lean, quantize)
+    if kv_dtype is not None:
+        check_kv_dtype(kv_dtype, lean, quantize, "cpu" if is_for_cpu(device) else "cuda")
     memory = memory_of(gpu_memory)
     if few_bits := {"load_in_8bit", "load_in_4bit"} & {*given}:
         cure = 'Use quantize="int8", or quantization_config= with lean=False.'
@@ -104,7 +117,7 @@ def load(
     if not given and lean is not False and str(where).startswith("cuda"):
         path = at_home(str(name_or_path))
         if is_gguf(path) and str(dtype).removeprefix("torch.") in NARROW:
-            return _gguf_on_gpu(path, str(name_or_path), where, dtype, lean, memory)
+            return _gguf_on_gpu(path, str(name_or_path), where, dtype, lean, memory, kv_dtype)
     copied = None if "revision" in shared else local_copy(str(name_or_path))
     is_at_home = str(name_or_path).startswith("~")
     place = copied or (at_home(str(name_or_path)) if is_at_home else name_or_path)
@@ -162,7 +175,7 @@ def load(
     check_finite(name, model)
     loaded = wrapper(model.eval(), tokenizer)
     loaded.name = name
-    chosen = with_pass(loaded, lean, quantize, memory)
+    chosen = with_pass(loaded, lean, quantize, memory, kv_dtype)
     _tell_numbers(chosen, dtype)
     if stored_as is not None:
         from forerun.loading.packed_checkpoint import told
@@ -182,7 +195,7 @@ def _read(source: Source, name: str, *, is_rounded: bool) -> LeanModel | None:
 
 
 def _gguf_on_gpu(
-    path: Path, name: str, device: Any, dtype: Any, lean: Lean, memory: Any
+    path: Path, name: str, device: Any, dtype: Any, lean: Lean, memory: Any, kv_dtype: Any
 ) -> HuggingFaceModel | LeanModel | GpuModel:
     """The model in a GGUF file, with its weights in the bits of the file."""
     _check_extra()
@@ -193,7 +206,7 @@ def _gguf_on_gpu(
     model, tokenizer = load_gguf(path, device, dtype)
     loaded = wrapper(model, tokenizer)
     loaded.name = name
-    chosen = with_pass(loaded, lean, None, memory)
+    chosen = with_pass(loaded, lean, None, memory, kv_dtype)
     notice(told(chosen, "GGUF blocks"))
     return _from(chosen, True)
 

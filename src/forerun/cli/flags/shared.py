@@ -196,6 +196,12 @@ def add_pass(group: Group) -> None:
         help="of the GPU that this process may fill with weights, keys and values: 0.9, or 40GiB "
         "(default: half of what the weights leave free, for keys and values)",
     )
+    group.add_argument(
+        "--kv-dtype",
+        choices=("float8",),
+        help="round the target's keys and values to 8 bits on a GPU, so that twice as many tokens "
+        "fit; lossy: the text is another one",
+    )
 
 
 def add_ranks(group: Group) -> None:

@@ -53,16 +53,61 @@ def _averages(most, sums, mixed, sinks, heads, inside, SINKS: tl.constexpr):
 
 
 @triton.jit
-def _on_branch(
-    t, trunk, seen, branch, pages, row_pages, row, head, d,
-    KV: tl.constexpr, CHUNK: tl.constexpr, HD: tl.constexpr,
+def _widened(words, shift, like, BITS: tl.constexpr):
+    """The numbers in words, in the precision of what `like` points to; e4m3 ones of 8 bits begin at
+    bit `shift`, a constant or (T, 1)."""
+    if BITS == 16:
+        made = words
+    else:
+        bits = words.to(tl.int32) >> shift
+        bits = ((bits & 0x80) << 24) | ((bits & 0x7F) << 20)
+        made = (bits.to(tl.float32, bitcast=True) * 1.329227995784916e36).to(like.dtype.element_ty)
+    return made
+
+
+@triton.jit
+def _add_keys(
+    query, q, keys, values, base, begin, seen, place, window, trunk, branch, pages, row_pages, row,
+    head, d, scale, cap, most, total, mixed, KV: tl.constexpr, CHUNK: tl.constexpr,
+    HD: tl.constexpr, BLOCK: tl.constexpr, CAPPED: tl.constexpr, WINDOW: tl.constexpr,
+    TREE: tl.constexpr,
 ):  # fmt: skip
-    """Where keys (T, HP) stand of places t (T,) on the way to a node: below `trunk` in their own
-    slots, then in those that its branch lists, which may lie past the page."""
-    listed = tl.load(branch + t - trunk, mask=(t >= trunk) & (t < seen), other=0)
-    slot = tl.where(t < trunk, t, listed)
-    page = page_of(pages, row_pages, row, slot, t < seen, CHUNK)
-    return ((page * KV + head) * CHUNK + slot % CHUNK)[:, None] * HD + d[None, :]
+    """Add the keys that begin at a place of the text to a chunk: a block of them, or two that stand
+    in the same words, which are loaded once.
+
+    base: of the page, in words, where text has them.  If TREE, the keys of places from `trunk` on
+        stand where the branch lists them, which may be past the page.
+    """
+    BITS: tl.constexpr = keys.dtype.element_ty.primitive_bitwidth
+    PER: tl.constexpr = 16 // BITS
+    ROWS: tl.constexpr = CHUNK // PER
+    ones = tl.full((BLOCK, ONES), 1.0, tl.float32).to(q.dtype.element_ty)
+    if PER > 1:
+        keys = keys.to(tl.pointer_type(tl.int16))
+        values = values.to(tl.pointer_type(tl.int16))
+    for part in tl.static_range(PER):
+        t = begin + part * BLOCK + tl.arange(0, BLOCK)
+        inside = (t < seen)[:, None] & (d < HD)[None, :]
+        shift = part * BITS
+        if TREE:
+            listed = tl.load(branch + t - trunk, mask=(t >= trunk) & (t < seen), other=0)
+            slot = tl.where(t < trunk, t, listed)
+            page = page_of(pages, row_pages, row, slot, t < seen, CHUNK)
+            at = (page * KV + head) * ROWS + slot % ROWS
+            shift = (slot % CHUNK // ROWS * BITS)[:, None]
+        else:
+            at = base + t % ROWS
+        if TREE or part == 0:
+            key = tl.load(keys + at[:, None] * HD + d[None, :], mask=inside, other=0)
+            value = tl.load(values + at[:, None] * HD + d[None, :], mask=inside, other=0)
+        visible = t[None, :] <= place[:, None]
+        if WINDOW:
+            visible = visible & (t[None, :] > place[:, None] - window)
+        most, total, mixed = _add_block(
+            query, _widened(key, shift, q, BITS), _widened(value, shift, q, BITS), visible, ones,
+            scale, cap, most, total, mixed, CAPPED,
+        )  # fmt: skip
+    return most, total, mixed
 
 
 @triton.jit(do_not_specialize=["row_pages", "width", "window"])
@@ -104,7 +149,9 @@ def attend(
         num_chunks -= begins
     start = (begins + chunk) * CHUNK
     has_page = (row >= 0) & (begins + chunk < row_pages)
-    base = (page_of(pages, row_pages, row, start, has_page, CHUNK) * KV + head) * CHUNK
+    PER: tl.constexpr = 16 // keys.dtype.element_ty.primitive_bitwidth
+    base = (page_of(pages, row_pages, row, start, has_page, CHUNK) * KV + head) * (CHUNK // PER)
+    trunk = 0
     if TREE:
         trunk = tl.load(before + first, cache_modifier=".cg")
     if PDL:
@@ -118,25 +165,12 @@ def attend(
     most = tl.full((R,), NOTHING, tl.float32)
     total = tl.zeros((R, ONES), tl.float32)
     mixed = tl.zeros((R, HP), tl.float32)
-    ones = tl.full((BLOCK, ONES), 1.0, tl.float32).to(q.dtype.element_ty)
-    for begin in range(start, tl.minimum(start + CHUNK, seen), BLOCK):
-        t = begin + tl.arange(0, BLOCK)
-        if TREE:
-            at = _on_branch(
-                t, trunk, seen, branches + first * width, pages, row_pages, row, head, d,
-                KV, CHUNK, HD,
-            )  # fmt: skip
-        else:
-            at = (base + t % CHUNK)[:, None] * HD + d[None, :]
-        inside = (t < seen)[:, None] & (d < HD)[None, :]
-        key = tl.load(keys + at, mask=inside, other=0.0)
-        value = tl.load(values + at, mask=inside, other=0.0)
-        visible = t[None, :] <= place[:, None]
-        if WINDOW:
-            visible = visible & (t[None, :] > place[:, None] - window)
-        most, total, mixed = _add_block(
-            query, key, value, visible, ones, scale, cap, most, total, mixed, CAPPED
-        )
+    for begin in range(start, tl.minimum(start + CHUNK, seen), BLOCK * PER):
+        most, total, mixed = _add_keys(
+            query, q, keys, values, base, begin, seen, place, window, trunk,
+            branches + first * width, pages, row_pages, row, head, d, scale, cap, most, total,
+            mixed, KV, CHUNK, HD, BLOCK, CAPPED, WINDOW, TREE,
+        )  # fmt: skip
     heads = head * G + group
     if num_chunks == 1:
         result = _averages(most, tl.max(total, 1), mixed, sinks, heads, group < G, SINKS)
@@ -199,37 +233,26 @@ def attend_whole(
     most = tl.full((R,), NOTHING, tl.float32)
     sums = tl.zeros((R,), tl.float32)
     mixed = tl.zeros((R, HP), tl.float32)
-    ones = tl.full((BLOCK, ONES), 1.0, tl.float32).to(q.dtype.element_ty)
+    PER: tl.constexpr = 16 // keys.dtype.element_ty.primitive_bitwidth
     start = 0
     if WINDOW:
         start = tl.maximum(tl.load(slots + first) - window + 1, 0) // CHUNK * CHUNK
+    trunk = 0
     if TREE:
         trunk = tl.load(before + first)
     page = page_of(pages, row_pages, row, start, True, CHUNK)
     for begin in range(start, seen, CHUNK):
-        base, after = (page * KV + head) * CHUNK, begin + CHUNK
+        base, after = (page * KV + head) * (CHUNK // PER), begin + CHUNK
         page = page_of(pages, row_pages, row, after, after < seen, CHUNK)  # asked for early
         chunk_most = tl.full((R,), NOTHING, tl.float32)
         total = tl.zeros((R, ONES), tl.float32)
         part = tl.zeros((R, HP), tl.float32)
-        for block in range(begin, tl.minimum(after, seen), BLOCK):
-            t = block + tl.arange(0, BLOCK)
-            if TREE:
-                at = _on_branch(
-                    t, trunk, seen, branches + first * width, pages, row_pages, row, head, d,
-                    KV, CHUNK, HD,
-                )  # fmt: skip
-            else:
-                at = (base + t % CHUNK)[:, None] * HD + d[None, :]
-            inside = (t < seen)[:, None] & (d < HD)[None, :]
-            key = tl.load(keys + at, mask=inside, other=0.0)
-            value = tl.load(values + at, mask=inside, other=0.0)
-            visible = t[None, :] <= place[:, None]
-            if WINDOW:
-                visible = visible & (t[None, :] > place[:, None] - window)
-            chunk_most, total, part = _add_block(
-                query, key, value, visible, ones, scale, cap, chunk_most, total, part, CAPPED
-            )
+        for block in range(begin, tl.minimum(after, seen), BLOCK * PER):
+            chunk_most, total, part = _add_keys(
+                query, q, keys, values, base, block, seen, place, window, trunk,
+                branches + first * width, pages, row_pages, row, head, d, scale, cap, chunk_most,
+                total, part, KV, CHUNK, HD, BLOCK, CAPPED, WINDOW, TREE,
+            )  # fmt: skip
         most, sums, mixed = _add_chunk(most, sums, mixed, chunk_most, tl.max(total, 1), part)
     result = _averages(most, sums, mixed, sinks, head * G + group, group < G, SINKS)
     tl.store(out + where, result.to(out.dtype.element_ty), mask=there)

@@ -188,6 +188,36 @@ def cache_place(rows, slots, pages, width, m, keep, PAGE: tl.constexpr):
     return tl.where(there, page, -1), slot % PAGE
 
 
+@triton.jit
+def place_in(cache, page, head, slot, KV: tl.constexpr, HD: tl.constexpr, PAGE: tl.constexpr):
+    """Where the first number of a head in a slot of a page stands in the cache (pages, KV, PAGE,
+    HD), and the distance to its second one.
+
+    Numbers of 8 bits stand two in a word, as those of weights do (products.py): the low ones are of
+    the first half of a page.
+    """
+    PER: tl.constexpr = 16 // cache.dtype.element_ty.primitive_bitwidth
+    ROWS: tl.constexpr = PAGE // PER
+    at = ((page * KV + head) * ROWS + slot % ROWS) * (HD * PER) + slot // ROWS
+    return at, PER
+
+
+@triton.jit
+def narrowed(values, cache):
+    """float32 values as the cache keeps them: in its precision, or as the bits of the nearest e4m3
+    number, ties to even; what is larger than all of them becomes the largest."""
+    if cache.dtype.element_ty == tl.uint8:
+        size = tl.minimum(tl.abs(values), 448.0)
+        bits = size.to(tl.int32, bitcast=True)
+        usual = ((bits + 0x7FFFF + ((bits >> 20) & 1)) >> 20) - (120 << 3)
+        tiny = (size + 16384.0).to(tl.int32, bitcast=True) - 0x46800000  # in steps of 2**-9
+        sign = (values.to(tl.int32, bitcast=True) >> 24) & 0x80
+        made = (tl.where(size < 0.015625, tiny, usual) | sign).to(tl.uint8)
+    else:
+        made = values.to(cache.dtype.element_ty)
+    return made
+
+
 @triton.jit(do_not_specialize=["M", "width"])
 def queries_keys_values(
     x, squares, w, bias, q, keys, values, raw, cos, sin, rows, slots, positions, pages, M, width,
@@ -196,7 +226,7 @@ def queries_keys_values(
     MP: tl.constexpr, BIAS: tl.constexpr, TURN: tl.constexpr, RAW: tl.constexpr,
     FIRST: tl.constexpr, BULK: tl.constexpr, FORMAT: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """Queries to q (M, H * HD); keys and values to the cache (pages, KV, PAGE, HD).
+    """Queries to q (M, H * HD); keys and values to the cache (pages, KV, PAGE, HD), `place_in`.
 
     A program makes the dimensions d and d + HD / 2 of one head, which rotary embedding mixes if
     TURN.  If RAW, queries and keys go to raw (M, (H + KV) * HD) as they are, for `turn`.
@@ -235,14 +265,18 @@ def queries_keys_values(
             c = tl.load(cos + angle, mask=there, other=0.0)
             s = tl.load(sin + angle, mask=there, other=0.0)
             a, b = a * c - b * s, b * c + a * s
-    at *= KV
-    if RAW and (head < H + KV):
-        o = raw + m[:, None] * ((H + KV) * HD) + n[None, :]
-    elif head < H:
-        o = q + m[:, None] * (H * HD) + n[None, :]
-    elif head < H + KV:
-        o = keys + ((at + head - H) * PAGE + slot)[:, None] * HD + d[None, :]
+    cached, stored = head - H, keys
+    if head >= H + KV:
+        cached, stored = head - H - KV, values
+    if head < (H + KV if RAW else H):
+        if RAW:
+            o = raw + m[:, None] * ((H + KV) * HD) + n[None, :]
+        else:
+            o = q + m[:, None] * (H * HD) + n[None, :]
+        tl.store(o, a.to(q.dtype.element_ty), mask=there)
+        tl.store(o + HALF, b.to(q.dtype.element_ty), mask=there)
     else:
-        o = values + ((at + head - H - KV) * PAGE + slot)[:, None] * HD + d[None, :]
-    tl.store(o, a.to(q.dtype.element_ty), mask=there)
-    tl.store(o + HALF, b.to(q.dtype.element_ty), mask=there)
+        begin, step = place_in(keys, at, cached, slot, KV, HD, PAGE)
+        o = stored + begin[:, None] + (d * step)[None, :]
+        tl.store(o, narrowed(a, keys), mask=there)
+        tl.store(o + HALF * step, narrowed(b, keys), mask=there)

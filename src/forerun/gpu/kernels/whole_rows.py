@@ -11,7 +11,7 @@ import triton
 import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from forerun.gpu.kernels.layers import PARTIAL, page_of
+from forerun.gpu.kernels.layers import PARTIAL, narrowed, page_of, place_in
 
 
 @triton.jit
@@ -144,11 +144,12 @@ def turn(
             c = tl.load(cos + angle, mask=d < RD, other=1.0)
             s = tl.load(sin + angle, mask=d < RD, other=0.0)
             a = a * c + b * tl.where(d < half, -s, s)
-        result = a.to(q.dtype.element_ty)
         if is_key:
             slot = tl.load(slots + token)
             page = page_of(pages, width, row, slot, slot // PAGE < width, PAGE)
-            o = keys + ((page * KV + head)[:, None] * PAGE + slot % PAGE) * HD + d[None, :]
-            tl.store(o, result, mask=there)
+            begin, step = place_in(keys, page, head, slot % PAGE, KV, HD, PAGE)
+            o = keys + begin[:, None] + (d * step)[None, :]
+            tl.store(o, narrowed(a, keys), mask=there)
         else:
-            tl.store(q + token * H * HD + head[:, None] * HD + d[None, :], result, mask=there)
+            o = q + token * H * HD + head[:, None] * HD + d[None, :]
+            tl.store(o, a.to(q.dtype.element_ty), mask=there)

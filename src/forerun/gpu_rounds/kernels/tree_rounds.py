@@ -12,7 +12,7 @@ import triton.language as tl
 
 from forerun.gpu.kernels.heads import join, kept
 from forerun.gpu.kernels.lanes import known
-from forerun.gpu.kernels.layers import page_of
+from forerun.gpu.kernels.layers import page_of, place_in
 from forerun.kernels.triton.arithmetic import (
     BLOCK,
     TARGET_BLOCK,
@@ -113,9 +113,11 @@ def move_path(
         first = tl.load(stored + lane) + 1
         old, new = first + node, first + level
         page = layer + page_of(pages, width, row, old, inside, PAGE)
-        old = ((page * KV + head) * PAGE + old % PAGE)[:, None] * HD + d[None, :]
+        begin, step = place_in(keys, page, head, old % PAGE, KV, HD, PAGE)
+        old = begin[:, None] + (d * step)[None, :]
         page = layer + page_of(pages, width, row, new, inside, PAGE)
-        new = ((page * KV + head) * PAGE + new % PAGE)[:, None] * HD + d[None, :]
+        begin, step = place_in(keys, page, head, new % PAGE, KV, HD, PAGE)
+        new = begin[:, None] + (d * step)[None, :]
         there = inside[:, None] & (d < HD)[None, :]
         key = tl.load(keys + old, mask=there)
         value = tl.load(values + old, mask=there)

@@ -111,6 +111,7 @@ def arithmetic(target: LanguageModel) -> list[str]:
         told.append(f"{shape.LANES} {shape.TOKENS} {shape.DOT_PRODUCTS}")
     elif kind == "GpuModel":
         packages, processor = ["torch", "triton"], _device(target)
+        told.append(str(getattr(target, "kv_dtype", None)))
     else:
         packages, processor = ["torch", "transformers"], _device(target)
     return [*told, processor, *(f"{package} {_version(package)}" for package in packages)]
