@@ -29,7 +29,8 @@ BLOCK = 256
 def namespace_of(**named: object) -> Namespace:
     """The array library of the named arguments; NumPy if none is an array.
 
-    `None` and plain sequences are skipped.  Raises InputError if libraries differ.
+    Ignores arguments that are `None` or plain sequences. Raises InputError if two arrays come from
+    different libraries.
     """
     arrays = {name: value for name, value in named.items() if compat.is_array_api_obj(value)}
     if not arrays:
@@ -72,7 +73,8 @@ def is_integer(xp: Namespace, x: Array) -> bool:
 
 
 def is_half(x: Array) -> bool:
-    """Whether a floating-point array is float16 or bfloat16; these are upcast before arithmetic."""
+    """Whether a floating-point array is float16 or bfloat16. Arithmetic upcasts such arrays
+    first."""
     return getattr(x.dtype, "itemsize", 0) == 2  # dtypes of array_api_strict have no itemsize
 
 
@@ -152,7 +154,8 @@ def positive_part(xp: Namespace, x: Array) -> Array:
 
 
 def put_rows(xp: Namespace, mask: Array, values: Array, rest: Array) -> Array:
-    """rest (B, ...) in which the R rows where mask (B,) is true are those of values (R, ...)."""
+    """A copy of rest (B, ...) in which the R rows selected by mask (B,) are replaced by values
+    (R, ...)."""
     if values.shape[0] == rest.shape[0]:
         return values
     index = xp.cumulative_sum(xp.astype(mask, index_dtype(xp))) - 1
@@ -174,8 +177,8 @@ def _ones(count: int, dtype: Any) -> Array:
 
 
 def reduce_blocks(xp: Namespace, reduce: Callable[[Array], Array], x: Array) -> Array:
-    """The results (R, num_blocks) of `reduce`, which reduces the last axis, on the blocks of
-    x (R, V)."""
+    """Apply `reduce`, which reduces the last axis, to each block of x (R, V). Returns
+    (R, num_blocks)."""
     num_rows, width = x.shape
     whole = width // BLOCK * BLOCK
     parts = [reduce(xp.reshape(x[:, :whole], (num_rows, -1, BLOCK)))] if whole else []
@@ -197,19 +200,21 @@ def sum_blocks(xp: Namespace, x: Array) -> Array:
 
 
 def in_blocks(xp: Namespace, lanes: Array) -> Array:
-    """Columns (R, num_blocks) of a row, from a lane in each block, (R, num_blocks)."""
+    """Convert positions inside blocks, (R, num_blocks), to columns of the whole row,
+    (R, num_blocks)."""
     starts = xp.arange(lanes.shape[1], dtype=lanes.dtype, device=compat.device(lanes)) * BLOCK
     return lanes + starts[None, :]
 
 
 def take_columns(xp: Namespace, x: Array, columns: Array) -> Array:
-    """Entries (R, N) of x (R, V) at columns (R, N): take_along_axis without its overhead."""
+    """Entries (R, N) of x (R, V) at columns (R, N): `take_along_axis` with less overhead."""
     rows = xp.arange(x.shape[0], dtype=columns.dtype, device=compat.device(x))
     return x[rows[:, None], columns]
 
 
 def take_blocks(xp: Namespace, x: Array, rows: Array, blocks: Array) -> tuple[Array, Array]:
-    """Blocks of x (R, V) at (row, block) pairs, each (M,): (token ids, values), both (M, BLOCK).
+    """Read M whole blocks of x (R, V), given by rows (M,) and blocks (M,). Returns token ids and
+    values, both (M, BLOCK).
 
     Columns past the vocabulary get value 0 and id V - 1, so they can never be chosen.
     """

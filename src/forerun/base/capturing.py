@@ -15,10 +15,11 @@ LOCK = Lock()
 
 
 def captured(queue: Callable[[], Any], device: Any) -> tuple[Any, Any]:
-    """A graph of the kernels that `queue` launches, and the value it returned; nothing has run.
+    """Capture the kernels that `queue` launches. Returns the graph and the value that `queue`
+    returned; no kernel has run yet.
 
-    Other threads may use the device meanwhile.  Each device has its own capture stream, because
-    torch's belongs to the device that captured first.
+    Other threads may use the device meanwhile. Each device has its own capture stream, because
+    torch's default one belongs to the device that captured first.
     """
     with LOCK, torch.cuda.device(device), _without_collections():
         graph = torch.cuda.CUDAGraph()

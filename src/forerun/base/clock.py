@@ -1,7 +1,7 @@
-"""The clock that times rounds and drafters, and so steers how much is drafted.
+"""The clock that times rounds and drafters. Its times decide how much is drafted.
 
-It stands still while code is compiled, because that happens once on a machine and says nothing
-about the next round.  Real times differ from run to run, so tests use a clock of their own.
+It stands still while code is compiled, because compilation happens once on a machine and says
+nothing about the next round. Real times differ from run to run, so tests use a clock of their own.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def now() -> float:
 
 
 def working() -> float:
-    """The reading of the clock without the seconds that the compiler ran, in any thread."""
+    """The clock's seconds, excluding the time that the compiler ran in any thread."""
     if source is not time.perf_counter:
         return source()
     while True:

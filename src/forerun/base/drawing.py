@@ -72,8 +72,12 @@ SIZES = {
 
 @dataclass(frozen=True)
 class Paper:
-    """The paper that pictures are drawn for: their size in inches, where it is not each picture's
-    own, their title, where it is not the finding ("" for none), and the name of their colours."""
+    """Settings of the pictures for one publication.
+
+    width: in inches; None keeps each picture's own width.
+    title: replaces each picture's title; "" removes it, None keeps it.
+    palette: the name of the colours.
+    """
 
     width: float | None = None
     height: float | None = None
@@ -88,7 +92,7 @@ _scale: ContextVar[float] = ContextVar("scale", default=1.0)
 
 @contextmanager
 def on(paper: Paper) -> Iterator[None]:
-    """Within the context, pictures are drawn for this paper."""
+    """Use this paper for all pictures drawn within the context."""
     token = _paper.set(paper)
     try:
         yield
@@ -102,15 +106,15 @@ def palette() -> tuple[str, ...]:
 
 
 def points(size: float) -> float:
-    """A size in points on a picture of its own width; on a narrower one less."""
+    """A size in points, scaled down if the paper is narrower than the picture's own width."""
     return size * _scale.get()
 
 
 @contextmanager
 def canvas(width: float, height: float, *, padding: float = 0.12) -> Iterator[Figure]:
-    """An empty figure; axes that are made within the context have our style.
+    """Yield an empty figure; axes made within the context have our style.
 
-    width, height: in inches, where the paper does not say.  Letters and lines shrink with it.
+    width, height: in inches, unless the paper sets a width. Letters and lines scale with it.
     padding: the space above and below each of the axes, in inches.
     """
     paper = _paper.get()
@@ -136,8 +140,8 @@ def _style() -> dict[str, Any]:
 
 @contextmanager
 def titled(figure: Figure, title: str) -> Iterator[None]:
-    """Within the context, the figure has a title above it, or the one that the paper asks for;
-    pages show it without, under their headings."""
+    """Add a title above the figure when the context ends. The paper may replace or remove it: web
+    pages show pictures without titles, under their own headings."""
     asked = _paper.get().title
     title = title if asked is None else asked
     if not title:

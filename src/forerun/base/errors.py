@@ -75,16 +75,18 @@ def notice(message: str) -> None:
 
 
 def ends_process(error: BaseException) -> bool:
-    """Whether an exception that left a user's code is Ctrl-C or an exit of the whole process.
+    """Whether an exception raised in a user's code is Ctrl-C or an exit that must end the process.
 
-    Signals arrive in the main thread only: in any other, that code has raised it by itself.
+    Signals arrive only in the main thread. In any other thread, the user's code raised the
+    exception.
     """
     is_exit = isinstance(error, KeyboardInterrupt | SystemExit)
     return is_exit and threading.current_thread() is threading.main_thread()
 
 
 def shown(value: object, as_text: Callable[[Any], str] = repr) -> str:
-    """A value as text for a message; its type, if it cannot be written or is too long a number."""
+    """A value as text for a message. If it cannot be written, or is a very long number, its type
+    instead."""
     if isinstance(value, int) and abs(value) >> 128:
         return f"a whole number of {value.bit_length()} bits"
     try:
@@ -101,8 +103,8 @@ def explain(wrong: str, received: object, cure: str) -> str:
 
 
 def meant(name: str, known: Iterable[str]) -> str:
-    """A question to append to a message about an unknown name, with the most similar known name;
-    empty if none is similar."""
+    """A "Did you mean ...?" to append to a message about an unknown name; empty if no known name is
+    similar."""
     alike = get_close_matches(name, list(known), 1, cutoff=0.7)
     return f" Did you mean {alike[0]}?" if alike else ""
 
@@ -120,8 +122,7 @@ Returned = TypeVar("Returned")
 def shown_by(
     example: str,
 ) -> Callable[[Callable[Parameters, Returned]], Callable[Parameters, Returned]]:
-    """A decorator that appends `example` to Python's own TypeError about the arguments of a
-    call."""
+    """A decorator that appends `example` to Python's own TypeError about wrong arguments."""
 
     def with_example(
         function: Callable[Parameters, Returned],

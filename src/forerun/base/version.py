@@ -1,3 +1,3 @@
-"""The version, alone in a file so that building does not import the package."""
+"""The version, in a file of its own so that a build can read it without importing the package."""
 
 __version__ = "0.1.0"

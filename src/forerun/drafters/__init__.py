@@ -1,4 +1,4 @@
-"""Drafters, one idea per file."""
+"""Drafters: they guess the next tokens of a text. One idea per file."""
 
 from forerun.drafters.base import Drafter, Guess, Outcome, Turn
 from forerun.drafters.block import Block
@@ -37,5 +37,5 @@ __all__ = [
 
 
 def __dir__() -> list[str]:
-    """The names that are meant for others."""
+    """The public names of this package."""
     return __all__

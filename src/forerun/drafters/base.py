@@ -1,9 +1,9 @@
-"""What a drafter is: something that guesses how texts go on.
+"""The interface of drafters, which guess how texts continue.
 
-It is told of a request's text once, when the request enters a row, and after every round what was
-added.  Hyper-parameters are frozen fields of the drafter; what evolves is the state it returns from
-`start`, so one drafter serves many engines.  A drafter speaks for a whole batch at once, because
-a model that drafts should run one pass for all rows.
+A drafter gets a request's text once, when the request enters a row, and after every round the
+tokens that were added. Its settings are frozen fields; what changes is kept in the state that
+`start` returns, so one drafter serves many engines. It guesses for a whole batch at once, so that a
+model that drafts can run one pass for all rows.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from forerun.trees.tree import Tree
 
 
 class Part(NamedTuple):
-    """What is known of one drafter among several that are asked together."""
+    """What has been learned of one of several drafters that are asked together."""
 
     number: int  # its place among them
     shift: float = 0.0  # of the log-odds of the chances that it states
@@ -32,14 +32,14 @@ class Part(NamedTuple):
 
 
 class Prices(NamedTuple):
-    """What is known of costs, for a drafter that asks others."""
+    """What has been learned of costs and chances, for a drafter that asks other drafters."""
 
     scoring: Sequence[float]  # tokens that could be made while 1, 2, ... guesses are scored
     parts: Sequence[Part]  # the drafters, the quickest first
 
 
 class Asked(NamedTuple):
-    """One of several drafters that were asked for a guess, and what became of the guess."""
+    """A report on one drafter that was asked for a guess."""
 
     part: int
     seconds: float
@@ -49,8 +49,7 @@ class Asked(NamedTuple):
 
 @dataclass(frozen=True)
 class Turn:
-    """A row whose continuation is wanted: how many guesses, and the noise addresses of this
-    round."""
+    """A request for a guess for one row: how long it may be, and how its noise is addressed."""
 
     row: int
     """The row to guess for."""
@@ -83,13 +82,13 @@ class Turn:
 
     @property
     def height(self) -> int:
-        """How many tokens may follow one another."""
+        """The most tokens that may follow one another."""
         return self.budget if self.depth is None else min(self.depth, self.budget)
 
 
 @dataclass(frozen=True)
 class Guess:
-    """The guessed tokens of one row, which follows which, and how they were drawn."""
+    """The guessed tokens of one row, the tree that they form, and how they were drawn."""
 
     tokens: list[int] = field(default_factory=list)
     """The guesses; of a tree, every parent before its children."""
@@ -110,7 +109,8 @@ class Guess:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What became of a guess, and which tokens were added to the row's text."""
+    """What a drafter is told after a round: which guesses were accepted, and the tokens added to
+    the row."""
 
     row: int
     """The row that the guess was for."""
@@ -132,18 +132,19 @@ class Outcome:
 
 
 class Drafter(Protocol):
-    """`propose` and then `observe` are called once a round, with all rows that take part.
+    """Guesses tokens. `propose` and then `observe` are called once a round, with all rows that take
+    part.
 
-    A round that wants no guesses calls neither: the drafter may be told of several such rounds
-    together, as one outcome without a guess, before it is next asked or the request is released.
+    Neither is called in a round that wants no guesses. Such rounds are reported later, as one
+    outcome without a guess, before the drafter is next asked or the request is released.
 
-    A drafter that reads the target's hidden states has an attribute `layers`, at the latest once it
-    has started: each outcome then holds the states after so many layers (0: the embedding), side
-    by side in that order.
+    A drafter that reads the target's hidden states has an attribute `layers`, at the latest after
+    `start`. Each outcome then holds the states after these numbers of layers (0: the embedding),
+    side by side in that order.
 
     A drafter that keeps something for later engines also has `close(state)`, called once when the
-    engine is done.  What is live in two engines at once, perhaps in two threads, must not be
-    shared: `forerun.models.handover` hands it from one to the next.
+    engine ends. Two engines, perhaps in two threads, must not share a live object:
+    `forerun.models.handover` passes it from one to the next.
 
     A drafter that learns from one request for others also has `assign(state, row, owner)`, called
     before `enter`: it must not use one owner's texts for another's (`forerun.drafters.owners`).
@@ -153,33 +154,35 @@ class Drafter(Protocol):
     def name(self) -> str: ...
 
     def start(self, target: LanguageModel, num_rows: int, capacity: int, rows: Any = None) -> Any:
-        """Called once per engine: refuse a target that does not fit, and make the state.
+        """Make the state for one engine; raise if the target does not fit. Called once per engine.
 
         rows: the target's own state, for drafters that compute on the target's rows.
         """
         ...
 
     def enter(self, state: Any, row: int, tokens: Sequence[int], num_prompt: int) -> None:
-        """A request enters a row: its text so far, of which the first tokens are the prompt.
+        """Take in the text of a request that enters a row; its first num_prompt tokens are the
+        prompt.
 
-        Not every request is drafted for, so what takes long is better left to `propose`.
+        Not every request is drafted for, so slow work is better left to `propose`.
         """
         ...
 
     def propose(self, state: Any, turns: Sequence[Turn], *, shared_noise: bool) -> list[Guess]:
-        """Guess at most `budget` tokens per turn, a chain unless the turn allows a tree.
+        """Guess at most `budget` tokens per turn; a chain, unless the turn allows a tree.
 
-        shared_noise: the rule is `match`, so the target's own noise should draw the guesses;
-        otherwise they need noise of their own, and their probabilities if they are sampled.
+        shared_noise: True under the rule `match`: guesses should then be drawn with the target's
+        own noise. Otherwise they must be drawn with other noise, and sampled guesses need their
+        probabilities.
         """
         ...
 
     def observe(self, state: Any, outcomes: Sequence[Outcome]) -> None:
-        """Take in what became of each guess, and which tokens were added to each text."""
+        """Learn which guesses were accepted, and which tokens were added to each text."""
         ...
 
     def release(self, state: Any, row: int) -> None:
-        """The row's request has ended; forget what is known of the row."""
+        """Forget the row, because its request has ended."""
         ...
 
 
@@ -189,12 +192,12 @@ def layers_of(drafter: Any) -> tuple[int, ...]:
 
 
 def assign(drafter: Drafter, state: Any, row: int, owner: str) -> None:
-    """Tell a drafter whose request enters a row; drafters without a memory need not know."""
+    """Tell a drafter the owner of the request that enters a row, if it has a method `assign`."""
     if hasattr(drafter, "assign"):
         drafter.assign(state, row, owner)
 
 
 def close(drafter: Drafter, state: Any) -> None:
-    """Tell a drafter that the engine has ended; drafters without `close` need not know."""
+    """Tell a drafter that the engine has ended, if it has a method `close`."""
     if hasattr(drafter, "close"):
         drafter.close(state)

@@ -1,6 +1,6 @@
-"""How often guesses are kept whose chance a drafter states, and what a guess is worth by that.
+"""Corrects the chances that drafters state for their guesses, and computes the value of guesses.
 
-The log-odds of what one drafter states are shifted by one number, learned from verified guesses.
+One number per drafter, learned from verified guesses, shifts the log-odds of its stated chances.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ def calibrated(value: float, shift: float) -> float:
 
 
 def correction(chance: float, is_kept: bool, count: int) -> float:
-    """The change of the shift after a guess with this calibrated chance was verified. It is larger
-    while `count`, the number of guesses verified before, is small."""
+    """How much to change the shift after a guess with this calibrated chance was verified. The step
+    is larger while `count`, the number of guesses verified before, is small."""
     return max(STEP, 1 / (4 + count)) * (is_kept - chance)
 
 
 def worth_of(chances: Sequence[float], scoring: Sequence[float]) -> float:
-    """The tokens that the best guesses promise, less the tokens that plain decoding could make
-    while the guesses are scored.
+    """The expected tokens of the best guesses, less the tokens that plain decoding could make in
+    the time of scoring them.
 
     scoring: tokens that could be made while 1, 2, ... guesses are scored.
     """

@@ -1,8 +1,8 @@
-"""Drafts with the first layers of the target, its head and its cache.
+"""A drafter that uses the first layers of the target, with the target's head and cache.
 
-Fewer layers are cheaper and agree less often with all of them.  The target and its first layers
-read one sample text; how often both find the same token likeliest, and the share of the layers that
-run, give the speed-up by the closed form of `forerun.theory`.
+Fewer layers are cheaper and agree less often with the whole target. To choose their number, both
+read one sample text: the share of positions where they prefer the same token, and the share of the
+layers that run, give the speed-up by the closed form of `forerun.theory`.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ SAMPLE = (
 
 
 def best_depth(target: Any) -> int:
-    """The number of first layers with the best forecast; the fewest on a tie."""
+    """The number of first layers with the best predicted speed-up; the fewest on a tie."""
     text = _sample(target)
     expected = _choices(target, target.start(1, len(text)), text)
     depths = sorted({max(1, round(share * target.num_layers)) for share in SHARES})
@@ -66,10 +66,10 @@ def _sample(target: Any) -> list[int]:
 class EarlyExit(FromTarget):
     """Draft with the first `num_layers` layers; needs no second model, weights or cache.
 
-    num_layers: None takes what promises the most for each target: the first time, a few passes
-        over a sample text tell how often the first layers predict what all of them do.
+    num_layers: None chooses the number with the best predicted speed-up. On first use with a
+    target, this takes a few passes over a sample text.
 
-    Pays where the first layers mostly predict the same token as all of them.
+    It pays if the first layers mostly predict the same token as all of them.
     """
 
     def __init__(
@@ -97,7 +97,7 @@ class EarlyExit(FromTarget):
         return made
 
     def depth(self, target: Any) -> int:
-        """The number of layers that draft for this target."""
+        """The number of first layers to draft with for this target."""
         if self.num_layers is not None:
             return self.num_layers
         key = identity(target)

@@ -1,6 +1,6 @@
-"""Which kind of drafter a folder holds, and the tensors of those that were published.
+"""Recognises which kind of drafter a folder holds, and reads the tensors of published ones.
 
-Folders are known by their description and the names of their files, before anything large is read.
+The kind is found from config.json and the file names, before anything large is read.
 """
 
 from __future__ import annotations
@@ -48,8 +48,8 @@ DRAFTERS = {
 
 
 def find(place: str | Path) -> Path:
-    """The folder of a drafter: the one that is named, or a copy of what the Hugging Face hub
-    has."""
+    """The folder of a drafter: `place` itself, or a downloaded copy of a Hugging Face
+    repository."""
     if str(place) != "" and Path(place).is_dir():
         return Path(place)
     if not HUB_NAME.fullmatch(str(place)):
@@ -72,8 +72,8 @@ def find(place: str | Path) -> Path:
 
 
 def kind_of(folder: Path, config: Mapping[str, Any]) -> str:
-    """The kind of a drafter, one of `KINDS`, by the config.json and the file names of its folder. A
-    kind that only `speculators` knows has the name it gives; "" stands for an unknown one."""
+    """The kind of drafter in a folder, one of `KINDS`, found from its config.json and file names.
+    For a kind that only `speculators` knows, the name used there; "" if the kind is unknown."""
     if any((folder / name).exists() for name in OURS):
         return "block" if _is_block(folder / OURS[0]) else "forerun"
     names = f"{config.get('architectures') or ''} {config.get('model_type') or ''}".lower()
@@ -101,7 +101,7 @@ def kind_of(folder: Path, config: Mapping[str, Any]) -> str:
 
 
 def _is_block(description: Path) -> bool:
-    """Whether one of our descriptions is of a drafter that guesses in blocks."""
+    """Whether one of our own description files describes a drafter that guesses in blocks."""
     try:
         found = json.loads(description.read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError):  # whoever reads it says what is wrong
@@ -110,14 +110,14 @@ def _is_block(description: Path) -> bool:
 
 
 def in_words(kind: str) -> str:
-    """A description of what a folder of this kind holds."""
+    """A description, for messages, of what a folder of this kind holds."""
     if kind in KINDS or not kind:
         return KINDS.get(kind, "nothing that is known here")
     return f"a draft model of `speculators`, of a kind that this version does not know ({kind})"
 
 
 def refuse(folder: Path, kind: str, wanted: str) -> None:
-    """Raise an error for a folder that holds something other than the wanted kind."""
+    """Raise an error that says what the folder holds instead of the wanted kind."""
     wrong = f"The folder holds {in_words(kind)}, and not {wanted}."
     name = DRAFTERS.get(kind)
     cure = (
@@ -131,7 +131,7 @@ def refuse(folder: Path, kind: str, wanted: str) -> None:
 
 
 def description_of(folder: Path) -> dict[str, Any]:
-    """The object in a folder's config.json; an empty one where there is no file."""
+    """The contents of a folder's config.json; an empty dictionary if there is no such file."""
     file = folder / PUBLISHED
     if not file.exists():
         return {}
@@ -149,10 +149,10 @@ def description_of(folder: Path) -> dict[str, Any]:
 def tensors_of(
     folder: Path, choose: Callable[[set[str]], Collection[str]] | None = None
 ) -> dict[str, NDArray[Any]]:
-    """Tensors of a published folder: floats as float32, whole numbers and booleans as they are.  A
-    pickle is read as tensors alone, and code in it is never run.
+    """Read the tensors of a published folder: floats as float32, others as they are. From a pickle
+    only tensors are read; code in it is never run.
 
-    choose: of the names of all tensors, those to read; None: all of them.
+    choose: selects, from the names of all tensors, those to read; None reads all.
     """
     try:
         import torch

@@ -1,8 +1,8 @@
-"""Tokens that a request's grammar forces, in front of another drafter's guesses.
+"""Drafts the tokens that a grammar forces, followed by another drafter's guesses.
 
-Under `match` the other drafter is asked as well, and its guess is taken if it begins with the
-forced tokens: it goes on after them.  Other rules need the law of a guess, which a choice between
-two guesses would change; there the forced tokens stand alone, a point mass.
+Under `match` the other drafter is asked as well, and its guess is used if it begins with the forced
+tokens. Other rules need the probability of each guess, which choosing between two guesses would
+change; under these the forced tokens are the whole guess, and certain.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ class _State:
 
 @dataclass(frozen=True)
 class Forced:
-    """Guess what the grammar forces; where it forces nothing, ask the inner drafter, if any.
+    """Guess the tokens that the grammar forces; if it forces none, ask the inner drafter.
 
-    `generate` and `stream` put it around their drafter where a request has a grammar, and
-    `AsyncEngine` always.
+    `generate` and `stream` wrap their drafter in it if a request has a grammar; `AsyncEngine`
+    always does.
     """
 
     inner: Drafter | None = None
@@ -42,7 +42,7 @@ class Forced:
 
     @property
     def steered_as(self) -> Any:
-        """The drafter whose acceptance decides how far to draft."""
+        """The drafter under whose name the policy learns how far to draft."""
         return "forced" if self.inner is None else self.inner
 
     @property
@@ -101,7 +101,7 @@ class Forced:
 
 
 def forced_tokens(turn: Turn, text: Text) -> list[int]:
-    """The tokens that the grammar forces after the text, as many as the turn has room for."""
+    """The tokens that the grammar forces after the text, at most as many as the turn allows."""
     grammar = turn.sampling.grammar
     if not isinstance(grammar, Cursor) or turn.height == 0:
         return []
@@ -127,7 +127,8 @@ def begins_with(guess: Guess, tokens: Sequence[int]) -> bool:
 
 
 def _unguessed(state: _State, outcome: Outcome) -> Outcome:
-    """The outcome to report to the inner drafter: a guess that was not its own is left out."""
+    """The outcome to report to the inner drafter; if its guess was replaced by forced tokens, as if
+    it had guessed nothing."""
     if outcome.row not in state.forced:
         return outcome
     return replace(outcome, num_accepted=0, path=(), num_scored=0)

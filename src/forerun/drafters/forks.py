@@ -1,4 +1,4 @@
-"""Draft nodes to extend, and how their children are chosen from a law over the vocabulary."""
+"""Chooses the children of draft nodes, given a model's logits over the vocabulary at each node."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ NUM_RACERS = 64
 
 @dataclass(frozen=True)
 class Fork:
-    """A node to extend, and the law (V,) of its children."""
+    """A draft node to extend, and the distribution (V,) that its children come from."""
 
     growth: Growth
     node: int
@@ -43,12 +43,13 @@ def fork(
     *,
     shared_noise: bool,
 ) -> Fork | None:
-    """The fork of a node: its law from the logits and the request's options, (V of the target,).
+    """Make the fork of a node from the drafting model's logits and the request's options.
 
-    temperature: of the drafter; None uses the request's.  A greedy law would put all on one token.
-    A tree takes others too, and under shared noise a chain says how sure it is, so for these the
-    law is that at temperature 1; only a token that is drawn from it and judged by it must have the
-    greedy one.
+    temperature: of the drafter; None uses the request's.
+
+    At temperature 0 all probability is on one token. But a tree also takes other tokens, and under
+    shared noise a chain reports how likely its guess is; both use the distribution at temperature
+    1. Only sampled tokens that the rule judges by their own probability get the greedy one.
     Returns None if the options leave no token, or if the grammar rejects the drafted text.
     """
     if np.isnan(logits).any():
@@ -73,7 +74,7 @@ def fork(
 
 
 def grow_sampled(forks: Sequence[Fork], how: Children) -> None:
-    """Add children drawn with the drafter's own noise, each draw at its own address."""
+    """Add children drawn with the drafter's own noise, one random number for each."""
     for parent in forks:
         growth, places = parent.growth, parent.growth.places_after(parent.node)
         addresses = iter(places)
@@ -87,7 +88,8 @@ def grow_sampled(forks: Sequence[Fork], how: Children) -> None:
 
 
 def grow_racing(forks: Sequence[Fork]) -> None:
-    """Add the tokens that arrive first in the target's race at the position of the children."""
+    """Add as children the first tokens to arrive in the target's race at the children's
+    position."""
     chains = [parent for parent in forks if parent.growth.is_chain]
     trees = [parent for parent in forks if not parent.growth.is_chain]
     racing = [parent for parent in chains if not parent.is_greedy]
@@ -122,7 +124,8 @@ def _draw(law: HostArray, turn: Turn, place: int) -> int:
 
 
 def _racing(forks: Sequence[Fork]) -> tuple[HostArray, Any, HostArray]:
-    """Laws (F, V), keys and positions (F,) of the races for the children of F forks."""
+    """The laws (F, V), noise keys and positions (F,) with which the children of F forks are
+    raced."""
     turns = [parent.growth.turn for parent in forks]
     positions = [parent.growth.turn.position + parent.growth.level for parent in forks]
     key = seed_key(XP, [turn.seed for turn in turns], None)

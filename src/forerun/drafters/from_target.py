@@ -1,4 +1,4 @@
-"""Drafters that derive their drafting model from the target when an engine starts."""
+"""A base class for drafters whose drafting model is made from the target itself."""
 
 from __future__ import annotations
 
@@ -15,14 +15,15 @@ from forerun.trees.sibling_laws import Children
 
 @dataclass(frozen=True)
 class Made:
-    """The drafter made for one engine's target, and its state."""
+    """The drafter that was made from one engine's target, and its state."""
 
     drafter: Model
     model_state: ModelDraftState
 
 
 class FromTarget(ABC):
-    """Subclasses make the drafting model, and `Model` drafts with it; same options as `Model`."""
+    """Drafts with a model that a subclass makes from the target; has the same options as
+    `Model`."""
 
     def __init__(self, name: str, temperature: float | None, children: Children | str) -> None:
         self.name = name
@@ -31,7 +32,7 @@ class FromTarget(ABC):
 
     @abstractmethod
     def make(self, target: LanguageModel, rows: Any) -> LanguageModel:
-        """The drafting model; rows: the target's state."""
+        """Make the drafting model. rows: the target's state."""
 
     def start(self, target: LanguageModel, num_rows: int, capacity: int, rows: Any = None) -> Made:
         made = self.make(target, rows)

@@ -12,7 +12,8 @@ from forerun.trees.tree import ROOT
 
 @dataclass
 class GrowingTree:
-    """Nodes in the order they were added, so a parent always precedes its children."""
+    """A tree whose nodes are stored in the order they were added, so a parent precedes its
+    children."""
 
     tokens: list[int] = field(default_factory=list)
     parents: list[int] = field(default_factory=list)
@@ -44,5 +45,5 @@ class GrowingTree:
             node = self.child(node, token)
 
     def guess(self, drawn: Drawn = Drawn.POINT) -> Guess:
-        """The guess made of the nodes."""
+        """The tree as a `Guess`."""
         return Guess(self.tokens, drawn, parents=self.parents, values=self.values or None)

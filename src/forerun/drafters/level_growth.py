@@ -1,9 +1,9 @@
 """Grows a draft level by level: each pass of a model gives the children of the last level.
 
-If a shape is given, a chain included, its places are filled in order.  If not, the chance that a
-node is accepted is the product of the shares along its path: the best nodes of each level are
-extended, and in the end the best of all nodes are kept.  A share is at most 1, so a parent is never
-worth less than its child, and the kept nodes form a tree.
+If the turn has a shape (or wants a chain), its places are filled in order. Otherwise a node's
+chance of being accepted is the product of the shares along its path; the best nodes of each level
+are extended, and in the end the best of all nodes are kept. A share is at most 1, so a parent is
+never worth less than its child, and the kept nodes form a tree.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ MOST_CHILDREN = 8
 
 
 class Growth:
-    """The draft of one turn.
+    """The draft of one turn, while it grows.
 
-    text: what it continues.
+    text: the text that the draft continues.
     depth: the largest number of levels.
     width: how many nodes of a level may be extended; None: the square root of the budget.
     """
@@ -57,7 +57,8 @@ class Growth:
         return tokens[::-1]
 
     def places_after(self, node: int) -> Sequence[int]:
-        """The places of a node's children in the shape; without a shape, 0 to the child limit."""
+        """The places in the shape for a node's children; without a shape, simply 0, 1, ... up to a
+        limit."""
         if self.shape is None:
             return range(min(self.turn.budget, MOST_CHILDREN))
         return self.shape.children[ROOT if node == ROOT else self.places[node]]
@@ -65,7 +66,7 @@ class Growth:
     def add(
         self, parent: int, token: int, place: int, share: float, law: HostArray | None = None
     ) -> None:
-        """Add a node; share is the chance that it is accepted if its parent is."""
+        """Add a node. share: the chance that it is accepted if its parent is."""
         before = 1.0 if parent == ROOT else self.values[parent]
         if law is None and before * share < self.turn.worth:
             return  # dropping a guess by its token is lossless under shared noise
@@ -77,7 +78,7 @@ class Growth:
             self.laws.append(law)
 
     def next_level(self) -> None:
-        """Choose the nodes to extend next, among the children of the current frontier."""
+        """Move to the next level: choose which of the newest nodes to extend."""
         last = set(self.frontier)
         new = [node for node, parent in enumerate(self.parents) if parent in last]
         self.level += 1
@@ -96,12 +97,14 @@ class Growth:
             self.frontier = grows[:1] if self.width == 1 else grows
 
     def _least(self) -> float:
-        """The chance that the last guess of a chain must have for another one to follow."""
+        """The chance that the chain's last guess must have for another guess to be worth
+        drafting."""
         least = self.turn.goes_on
         return least[self.level - 1] if self.level <= len(least) else 0.0
 
     def feed(self, num_pending: int) -> tuple[list[int], list[int] | None]:
-        """Tokens and parents of the nodes to feed, the frontier last; no parents for a line."""
+        """The tokens to feed the model, the nodes to extend last, and their parents
+        (None for a chain)."""
         self._num_pending = num_pending
         if self.frontier != [ROOT]:
             self._fed += self.frontier
@@ -111,7 +114,7 @@ class Growth:
         return [self.tokens[node] for node in self._fed], None if is_line else parents
 
     def guess(self, drawn: Drawn) -> Guess:
-        """The proposal, made of the nodes added so far."""
+        """The finished draft as a `Guess`."""
         if self.shape is None:
             order = sorted(self._best(range(len(self.tokens)), self.turn.budget))
         else:
@@ -129,7 +132,8 @@ class Growth:
         )
 
     def kept(self, path: Sequence[int]) -> int | list[int]:
-        """The fed tokens that the model keeps if the nodes `path` of the guess were accepted."""
+        """Which of the fed tokens the model keeps after `path` was accepted: a number, or a list of
+        indices."""
         fed = {node: index for index, node in enumerate(self._fed)}
         nodes = [self._kept_order[node] for node in path]
         kept = [self._num_pending + fed[node] for node in nodes if node in fed]

@@ -1,4 +1,4 @@
-"""The few largest entries of long rows, without sorting or partitioning all of them."""
+"""Finds the few largest entries of long rows without sorting or partitioning whole rows."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from forerun.base.arrays import HostArray
 def likeliest(rows: HostArray, count: int) -> HostArray:
     """The columns (R, count) of the largest entries of rows (R, V), the largest first.
 
-    Columns c, c + S, c + 2 S ... are stripe c.  An entry among the `count` largest lies in one of
-    the `count` stripes with the largest maxima, so only those stripes are looked into.
+    Stripe c consists of the columns c, c + S, c + 2 S, .... The `count` largest entries lie in the
+    `count` stripes with the largest maxima, so only those stripes are searched.
     """
     num_rows, width = rows.shape
     count = min(count, width)

@@ -1,7 +1,7 @@
 """Medusa heads: each reads the target's last hidden state and guesses one token further ahead.
 
-They are published as FasterDecoding trains them and as vLLM converts them; all heads of a layout
-are a few blocks x + SiLU(Wx + b) and the product that gives logits.
+They are read in two layouts: FasterDecoding's own, and the one that vLLM converts to. A head is a
+few blocks x + SiLU(Wx + b), and a product that gives logits.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ COUNTS = {"heads": ("medusa_num_heads", "num_heads"), "blocks": ("medusa_num_lay
 
 @dataclass(frozen=True)
 class Published:
-    """Heads as they lie on disk."""
+    """Medusa heads as read from disk."""
 
     heads: list[Head]  # those of all logits may be one array
     scale: float  # of the logits
@@ -55,9 +55,9 @@ class Published:
 class Medusa(OnePass):
     """Draft with Medusa heads that were trained for this target.
 
-    source: their folder, with config.json and the weights, or a name on the Hugging Face hub.
+    source: a folder with config.json and the weights, or a name on the Hugging Face hub.
 
-    It has nothing to say in a request's first round, in which the target reads the prompt.
+    It makes no guesses in a request's first round, in which the target reads the prompt.
     """
 
     def __init__(self, source: str | Path) -> None:
@@ -90,7 +90,8 @@ class Medusa(OnePass):
 
 
 class MedusaRunner:
-    """The heads on the device and in the precision of the target's states; rows keep nothing."""
+    """Computes the heads on the target's device and in its precision. It keeps nothing between
+    rounds."""
 
     reads_last = True
 
@@ -114,7 +115,7 @@ class MedusaRunner:
         features: Sequence[Any],
         tokens: Sequence[Sequence[int]],
     ) -> Logits:
-        """The last hidden state of each row (R, D), from which every head begins."""
+        """The last hidden state of each row (R, D), the input of every head."""
         import torch
 
         last = torch.stack([torch.as_tensor(part[-1]) for part in features])
@@ -139,7 +140,7 @@ class MedusaRunner:
 
 
 class Files:
-    """The two files of heads; `read` refuses what they cannot be read as."""
+    """Reads and checks the config.json and the weights of Medusa heads."""
 
     def __init__(self, folder: Path, about: Mapping[str, Any]) -> None:
         self.folder, self.about = folder, about
@@ -175,7 +176,8 @@ class Files:
     def _with_tokens(
         self, heads: list[Head], scale: float, tokens: NDArray[Any] | None
     ) -> Published:
-        """The heads with the ids of their tokens; vLLM's layout may keep the frequent ones."""
+        """The heads with the target's ids of their tokens. vLLM's layout may have only the frequent
+        tokens."""
         size, whole = len(heads[0][-1]), self.about.get("vocab_size")
         if tokens is None:
             kept = self.about.get("truncated_vocab_size")
@@ -207,7 +209,7 @@ class Files:
         return stated
 
     def _check(self, names: Sequence[Sequence[str]], num_blocks: int) -> None:
-        """Refuse tensors that are missing, left over, of other shapes, or no numbers."""
+        """Refuse tensors that are missing, superfluous, of wrong shapes, or not finite."""
         expected = [name for own in names for name in own]
         if not expected:
             wrong, cure = "The folder holds no Medusa head.", "Name a folder with one or more."
@@ -251,6 +253,6 @@ def _renamed(tensors: Tensors) -> dict[str, NDArray[Any]]:
 
 
 def _names(number: int, num_blocks: int) -> list[str]:
-    """The tensors of a head, in their order."""
+    """The names of a head's tensors, in the order in which they are applied."""
     blocks = [f"block.{block}.{part}" for block in range(num_blocks) for part in ("weight", "bias")]
     return [f"{number}.{name}" for name in (*blocks, "head.weight")]

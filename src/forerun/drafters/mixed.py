@@ -1,12 +1,13 @@
-"""Asks several drafters: merges their trees, or takes the chain that promises most.
+"""Combines several drafters: merges their trees, or takes the chain with the most expected tokens.
 
-Whom to ask of a row, in which order, and how far the chances that each one states are right comes
-with the turn (`Turn.prices`): it was learned by whoever steers the engine, and with it the guess is
-a function of the texts.  The quickest is asked first; the next one if the guess at hand promises
-less than that one's usually does.  Every guess says who made it, and what became of everyone asked.
+The turn says which drafters to ask, in which order, and how to correct the chances that each states
+(`Turn.prices`). The draft policy has learned this, so the guess depends only on the texts and the
+turn. The fastest drafter is asked first; the next one only if the guess so far promises fewer
+tokens than that drafter usually makes. Every guess says which drafter made it, and reports on all
+that were asked.
 
-Under a rule that divides by the draft's law nothing is chosen by what was drawn: the first one that
-guesses anything is taken.
+Under a rule that divides by draft probabilities, choosing between drawn guesses would falsify them,
+so the first drafter that guesses anything is used.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ from forerun.trees.tree import ROOT
 
 @dataclass
 class Bid:
-    """One drafter's guess for a row, with the chances of its tokens to be kept."""
+    """One drafter's guess for a row, and each token's chance of being kept."""
 
     who: int
     guess: Guess
@@ -49,15 +50,16 @@ class Bid:
 
 @dataclass
 class Panel:
-    """The drafters' own states, and who contributed to the guess of each row in this round."""
+    """The state of each drafter, and which drafters contributed to each row's guess in this
+    round."""
 
     states: list[Any]
     shares: dict[int, list[Bid]] = field(default_factory=dict)
 
 
 class Mixed:
-    """Draft with several drafters, given as objects or by their names on the command line; one by
-    one, or in a list."""
+    """Draft with several drafters, given as objects or by their names on the command line, as
+    separate arguments or in a list."""
 
     def __init__(
         self, *given: Drafter | str | Sequence[Drafter | str], clock: Callable[[], float] = working
@@ -79,7 +81,7 @@ class Mixed:
 
     @property
     def layers(self) -> tuple[int, ...]:
-        """The layers that they read, one drafter's after the other's."""
+        """The target's layers that the drafters read, one drafter after another."""
         return tuple(layer for drafter in self.drafters for layer in layers_of(drafter))
 
     def start(self, target: LanguageModel, num_rows: int, capacity: int, rows: Any = None) -> Panel:
@@ -138,7 +140,7 @@ class Mixed:
             close(drafter, inner)
 
     def _prices(self, turn: Turn) -> Prices:
-        """The prices in a turn, if it has them for all of the drafters."""
+        """The prices in a turn if they cover all drafters, else default ones."""
         known = turn.prices
         is_known = known is not None and len(known.parts) == len(self.drafters)
         return known if known is not None and is_known else self._unknown
@@ -152,7 +154,7 @@ class Mixed:
         *,
         shared_noise: bool,
     ) -> tuple[list[Guess], float]:
-        """One drafter's guesses for some rows, and the seconds that they took."""
+        """Ask one drafter about some rows. Returns its guesses and the seconds they took."""
         told = [
             replace(turn, worth=parts[turn.row].worth, goes_on=parts[turn.row].goes_on)
             for turn in turns
@@ -164,8 +166,7 @@ class Mixed:
     def _joined(
         self, state: Panel, turn: Turn, bids: Sequence[Bid], prices: Prices, shared_noise: bool
     ) -> Guess:
-        """One guess that combines all guesses for a row, and which drafter contributed each
-        node."""
+        """Combine all guesses for a row into one, recording which drafter contributed each node."""
         if not bids:
             return Guess()
         if shared_noise and not turn.is_chain:
@@ -178,7 +179,7 @@ class Mixed:
         return replace(best.guess, values=values, parts=[best.who] * len(best.nodes))
 
     def _outcome_for(self, state: Panel, who: int, outcome: Outcome) -> Outcome:
-        """The outcome for one drafter: its own part of the accepted path."""
+        """The outcome as one drafter sees it: the part of the accepted path that it had guessed."""
         share = next((bid for bid in state.shares.get(outcome.row, ()) if bid.who == who), None)
         path: list[int] = []
         if share is not None:
@@ -187,7 +188,7 @@ class Mixed:
         return replace(outcome, num_accepted=len(path), path=path, states=states)
 
     def _states_of(self, who: int, states: Any) -> Any:
-        """The columns of hidden states (N, F) that one drafter reads; None if it reads none."""
+        """The columns of the hidden states (N, F) that one drafter reads; None if it reads none."""
         counts = [len(layers_of(drafter)) for drafter in self.drafters]
         first, end = sum(counts[:who]), sum(counts[: who + 1])
         if states is None or first == end:
@@ -201,7 +202,7 @@ class Mixed:
 def _is_wanted(
     turn: Turn, part: Part, bids: Sequence[Bid], prices: Prices, shared_noise: bool
 ) -> bool:
-    """Whether a drafter is asked, after others have made their guesses."""
+    """Whether to ask a drafter too, given the guesses that others have made."""
     if not bids or (shared_noise and not turn.is_chain):
         return part.enough > 0
     return shared_noise and max(_worth(bid.chances, prices) for bid in bids) < part.enough
@@ -212,7 +213,7 @@ def _worth(chances: Sequence[float], prices: Prices) -> float:
 
 
 def _chances(guess: Guess, shift: float) -> list[float]:
-    """The chance of each token to be kept, which is at most that of the token before it."""
+    """Each token's chance of being kept, which is at most that of its parent."""
     parents = range(ROOT, len(guess.tokens) - 1) if guess.parents is None else guess.parents
     chances: list[float] = []
     for node, parent in enumerate(parents):
@@ -225,7 +226,7 @@ def _chances(guess: Guess, shift: float) -> list[float]:
 
 
 def _height(guess: Guess) -> int:
-    """How many tokens of a guess follow one another."""
+    """The number of tokens on the longest path of a guess."""
     if guess.parents is None:
         return len(guess.tokens)
     heights = [0] * (len(guess.parents) + 1)  # the last one is the text's, which is parent -1
@@ -235,7 +236,8 @@ def _height(guess: Guess) -> int:
 
 
 def merge(bids: Sequence[Bid], budget: int) -> Guess:
-    """The best `budget` nodes of several trees; each bid is told where its nodes are."""
+    """Merge several trees into their best `budget` nodes, and record in each bid where its nodes
+    went."""
     tree, makers = GrowingTree(), []
     placed: list[dict[int, int]] = [{ROOT: ROOT} for _ in bids]  # in its tree -> in the result
     nodes = [
@@ -256,7 +258,7 @@ def merge(bids: Sequence[Bid], budget: int) -> Guess:
 
 
 def _made(drafter: Drafter | str) -> Drafter:
-    """The drafter itself, or the one of that name."""
+    """The drafter itself; one given by name is made."""
     if not isinstance(drafter, str):
         return drafter
     return make_one(drafter)

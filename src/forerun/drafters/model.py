@@ -1,10 +1,10 @@
-"""A second, smaller language model drafts: one pass per draft level for the whole batch.
+"""Drafts with a second, smaller language model: one pass per draft level for the whole batch.
 
-A chain has one guess per level.  Under `match`, the children of a tree node are the tokens that
+A chain has one guess per level. Under `match`, the children of a tree node are the tokens that
 arrive first in the target's race, and the tree grows along the paths most likely to be accepted.
-For rules that need the draft's law, the drafter fills the given shape and draws the children of
-every node with its own noise.  Both models must mean the same by a token id, which is checked
-before the first token.
+For rules that need draft probabilities, the drafter fills the given shape and draws the children of
+every node with its own noise. Token ids must mean the same in both models, which is checked before
+the first token.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ from forerun.trees.sibling_laws import Children
 
 
 def check_same_vocabulary(target: LanguageModel, draft: LanguageModel) -> None:
-    """Refuse a drafter whose ids mean something else; padded vocabularies are fine.
+    """Refuse a drafter whose token ids have other meanings; padding of the vocabulary is allowed.
 
-    With tokenizers on both sides every shared id must stand for the same token.  Without them
-    only the sizes can be compared, and a mere padding of up to 1% is let pass.
+    If both models have tokenizers, every shared id must stand for the same token. Otherwise only
+    the sizes can be compared, and may differ by up to 1%.
     """
     target_tokenizer = getattr(target, "tokenizer", None)
     draft_tokenizer = getattr(draft, "tokenizer", None)
@@ -53,7 +53,7 @@ def check_same_vocabulary(target: LanguageModel, draft: LanguageModel) -> None:
 
 
 def first_clash(target: dict[str, int], draft: dict[str, int]) -> str | None:
-    """A sentence on how two vocabularies contradict each other; None where they do not."""
+    """A sentence that says how two vocabularies contradict each other; None if they do not."""
     moved = [token for token, index in target.items() if draft.get(token, index) != index]
     if moved:
         token = min(moved, key=lambda name: target[name])
@@ -84,11 +84,12 @@ class ModelDraftState:
 
 
 class Model:
-    """Draft with a model that shares the target's tokenizer.
+    """Draft with a model that uses the target's tokenizer.
 
-    temperature: of the drafter; None uses the request's.  Every value is lossless, but it changes
-        how often the target agrees.
-    children: how a sampled tree draws the children of a node, for rules that need their law.
+    temperature: of the drafter; None uses the request's. Any value is lossless, but it changes how
+    often the target agrees.
+    children: how a sampled tree draws the children of a node, for rules that need their
+    probabilities.
     """
 
     def __init__(
@@ -155,7 +156,8 @@ class Model:
         return [growth.guess(drawn) for growth in growths]
 
     def observe(self, state: ModelDraftState, outcomes: Sequence[Outcome]) -> None:
-        """Commit the accepted tokens that the model was fed; the last guess was never fed."""
+        """Keep the accepted tokens that the drafting model was fed. The last guess is never fed to
+        it."""
         state.texts.observe(outcomes)
         drafted = [outcome for outcome in outcomes if outcome.row in state.growths]
         if drafted:
@@ -169,15 +171,15 @@ class Model:
         state.growths.pop(row, None)
 
     def _room(self, turn: Turn, tokens: Sequence[int]) -> int:
-        """How many tokens can be drafted within the turn's height and the context; 0 if the text
-        has a token outside the drafting model's vocabulary."""
+        """How many tokens can be drafted within the turn's height and the drafting model's context;
+        0 if the text has a token that this model does not know."""
         if max(tokens) >= self.model.vocab_size:
             return 0
         limit = self.model.max_context
         return turn.height if limit is None else min(turn.height, limit - len(tokens) + 1)
 
     def _score(self, state: ModelDraftState, growths: Sequence[Growth]) -> list[HostArray]:
-        """The drafting model's logits after each frontier node, (nodes, V) for each growth."""
+        """The drafting model's logits after each node to extend, (nodes, V) for each growth."""
         rows, feeds, parents = [], [], []
         for growth in growths:
             row = growth.turn.row

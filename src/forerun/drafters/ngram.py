@@ -1,8 +1,8 @@
-"""Prompt lookup: proposes what followed earlier occurrences of the last n tokens.
+"""Prompt lookup: guesses what followed earlier occurrences of the last n tokens.
 
-Every n-gram of the text is remembered with the places where its latest occurrences went on, so a
-proposal is a dictionary lookup and never a scan.  Costs nothing, and pays where answers repeat
-their prompt or themselves: summaries, edits, code, tables.
+For every n-gram of the text, an index holds the places after its latest occurrences, so a guess is
+a dictionary lookup and never a scan. It costs almost nothing, and pays if answers repeat their
+prompt or themselves: summaries, edits, code, tables.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ NUM_PLACES = 4
 
 @dataclass
 class Index:
-    """A text, and where each of its n-grams went on: n-gram -> indices of the token after it."""
+    """A text, and for each of its n-grams the indices of the tokens that followed it."""
 
     text: list[int] = field(default_factory=list)
     places: dict[tuple[int, ...], tuple[int, ...]] = field(default_factory=dict)  # latest first
@@ -33,9 +33,9 @@ class Index:
 class NGram:
     """Propose what followed the longest matching n-gram, of max_n down to min_n tokens.
 
-    A tree takes the latest continuation first, then earlier ones and those of shorter n-grams,
-    as far as the budget goes.  min_n=1 also drafts where a single token is known, which is wrong
-    in three cases of four: it pays where a guess costs less than a twentieth of a pass.
+    A tree takes the latest continuation first, then earlier ones and those of shorter n-grams, as
+    far as the budget goes. min_n=1 also drafts after a match of a single token. Three quarters of
+    such guesses are wrong, so it pays only if a guess costs less than a twentieth of a pass.
     """
 
     max_n: int = 3
@@ -78,13 +78,14 @@ class NGram:
         return tree.guess()
 
     def _places(self, index: Index) -> Iterator[int]:
-        """Where the text went on after its longest match, then after the shorter ones."""
+        """The places where the text continued after its longest match, then after shorter ones."""
         text = index.text
         for size in range(min(self.max_n, len(text)), self.min_n - 1, -1):
             yield from index.places.get(tuple(text[-size:]), ())
 
     def _remember(self, index: Index) -> None:
-        """Index the n-grams that end before each new token; the text's own end has no sequel."""
+        """Index the n-grams before each new token. The n-gram at the end of the text has no
+        continuation yet."""
         text = index.text
         for place in range(max(index.num_indexed, 1), len(text)):
             for size in range(self.min_n, min(self.max_n, place) + 1):
@@ -94,7 +95,8 @@ class NGram:
 
 
 def _copy(text: Sequence[int], place: int, count: int) -> list[int]:
-    """`count` tokens from `place` on, running on into the copy, so that a loop is continued."""
+    """Copy `count` tokens of the text from `place` on. Past the end it reads its own copy, so that
+    a repeating text is continued."""
     copied: list[int] = []
     for offset in range(place, place + count):
         copied.append(text[offset] if offset < len(text) else copied[offset - len(text)])

@@ -1,7 +1,7 @@
-"""Drafters whose network makes the laws of all levels in one pass.
+"""A base class for drafters whose network computes all levels of a draft in one pass.
 
-No guess knows of the others, so all nodes of a level share one law.  In a tree each level takes the
-likeliest, or those that arrive first in the target's race.
+No guess depends on the others, so all nodes of a level share one distribution. In a tree each level
+takes the likeliest tokens, or those that arrive first in the target's race.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ from forerun.rules.types import Drawn
 
 
 class OnePass(Listener):
-    """A drafter that runs its network once per round and gets the laws of all levels from it."""
+    """A drafter that runs its network once per round and gets the logits of all levels from it."""
 
     tokens: HostArray  # (Vd,): the target's ids
     num_guesses: int  # N: the most that follow one another
 
     def logits_of(self, state: Listening, begun: Logits, level: int) -> Logits:
-        """The law of a level, (R, Vd), from what was computed at the rows' ends: here the logits
-        of all levels, (R, N, Vd)."""
+        """The logits of one level, (R, Vd), from the network's output for all levels,
+        (R, N, Vd)."""
         return begun[:, level]
 
     def propose(

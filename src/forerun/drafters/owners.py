@@ -1,8 +1,8 @@
-"""A drafter's memories of texts, kept apart by their owners.
+"""Keeps what a drafter remembers of texts separate for each owner.
 
-A guess made from another request's text cannot change an answer, but a fast answer tells that the
-text was there.  So a drafter that learns from one request for the next has a memory per owner,
-and is told whose request enters a row (`Drafter`, `assign`).
+A guess made from another request's text cannot change an answer, but a fast answer reveals that the
+text was there. So a drafter that learns from one request for the next has a memory per owner, and
+is told the owner of each request (`Drafter`, `assign`).
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ MOST_OWNERS = 32
 
 
 class ByOwner(Generic[Memory]):
-    """A memory for every owner, found by the rows that their requests are in.
+    """One memory per owner, looked up by the row of a request.
 
     memories: of an earlier engine, by owner.
     """
@@ -30,7 +30,7 @@ class ByOwner(Generic[Memory]):
         self._owners: dict[int, str] = {}  # by row
 
     def assign(self, row: int, owner: str) -> None:
-        """Note that the next request of a row belongs to this owner."""
+        """Record that the next request of a row belongs to this owner."""
         self._owners[row] = owner
         self.memories[owner] = self.memories.pop(owner) if owner in self.memories else self._make()
         busy = set(self._owners.values())
@@ -39,11 +39,11 @@ class ByOwner(Generic[Memory]):
             del self.memories[other]
 
     def release(self, row: int) -> None:
-        """Note that the request of a row has ended; what it taught stays."""
+        """Record that the request of a row has ended; its owner's memory stays."""
         self._owners.pop(row, None)
 
     def __getitem__(self, row: int) -> Memory:
-        """The memory of the owner of a row; rows that were never assigned share one."""
+        """The memory of the owner of a row; rows without an owner share one."""
         owner = self._owners.get(row, "")
         if owner not in self.memories:
             self.memories[owner] = self._make()

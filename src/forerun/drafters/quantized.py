@@ -1,4 +1,4 @@
-"""Drafts with a copy of the target whose weights have fewer bits."""
+"""A drafter that is a copy of the target with fewer bits per weight."""
 
 from __future__ import annotations
 
@@ -14,8 +14,10 @@ WORKING = ("int8", "int4")
 
 
 class Quantized(FromTarget):
-    """Draft with a weight-only copy of the target: it nearly always agrees, and a pass of few
-    tokens waits for little but weights.  The copy is made once per target and kept with it.
+    """Draft with a copy of the target whose weights have fewer bits.
+
+    It nearly always agrees with the target, and a pass over few tokens takes little more than
+    reading the weights. The copy is made once per target and kept with it.
     """
 
     def __init__(

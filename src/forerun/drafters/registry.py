@@ -1,7 +1,7 @@
-"""Drafters by the names they have on the command line: `name`, `name:argument`, or a model.
+"""Finds drafters by their names on the command line: `name`, `name:argument`, or a model's name.
 
-A package adds its own by an entry point of the group `forerun.drafters`: a callable that makes the
-drafter, given the text after the colon if there is one.
+Other packages add drafters by entry points of the group `forerun.drafters`: a callable that makes
+the drafter, and is given the text after the colon if there is one.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ Factory = Callable[..., Drafter]
 
 
 def early_exit(num_layers: str = "") -> Drafter:
-    """The drafter `early-exit`; its argument is a number of layers."""
+    """Make the drafter `early-exit`; its argument is a number of layers."""
     from forerun.drafters.early_exit import EarlyExit
 
     if num_layers and not num_layers.isdigit():
@@ -34,14 +34,14 @@ def early_exit(num_layers: str = "") -> Drafter:
 
 
 def quantized(bits: Any = "int8") -> Drafter:
-    """The drafter `quantized`; its argument is the number of bits."""
+    """Make the drafter `quantized`; its argument is the number of bits."""
     from forerun.drafters.quantized import Quantized
 
     return Quantized(bits)
 
 
 def heads(*source: str) -> Drafter:
-    """The drafter `heads`; its argument is a folder or a hub name, by default the shipped
+    """Make the drafter `heads`; its argument is a folder or a hub name, by default the shipped
     drafter."""
     from forerun.drafters.heads import Heads
 
@@ -50,7 +50,7 @@ def heads(*source: str) -> Drafter:
 
 
 def eagle3(source: str = "") -> Drafter:
-    """The drafter `eagle3`; its argument is the folder or hub name of a published head."""
+    """Make the drafter `eagle3`; its argument is the folder or hub name of a published head."""
     from forerun.drafters.folders import description_of, find, kind_of, refuse
     from forerun.drafters.heads import Heads
 
@@ -65,7 +65,7 @@ def eagle3(source: str = "") -> Drafter:
 
 
 def block(source: str = "") -> Drafter:
-    """The drafter `block`; its argument is the folder or hub name of a network that guesses in
+    """Make the drafter `block`; its argument is the folder or hub name of a network that guesses
     blocks."""
     from forerun.drafters.block import Block
 
@@ -77,7 +77,7 @@ def block(source: str = "") -> Drafter:
 
 
 def medusa(source: str = "") -> Drafter:
-    """The drafter `medusa`; its argument is the folder or hub name of its heads."""
+    """Make the drafter `medusa`; its argument is the folder or hub name of its heads."""
     from forerun.drafters.medusa import Medusa
 
     if not source:
@@ -88,7 +88,8 @@ def medusa(source: str = "") -> Drafter:
 
 
 def mtp(*source: str) -> Drafter:
-    """The drafter `mtp`; its argument is a folder or a hub name, by default the target's files."""
+    """Make the drafter `mtp`; its argument is a folder or a hub name, by default the target's
+    files."""
     from forerun.drafters.mtp import MTP
 
     made: Drafter = MTP(*source)
@@ -114,12 +115,12 @@ WITHOUT_ARGUMENT = {"ngram": "NGram(max_n=3)", "suffix": "Suffix()"}
 
 
 def names() -> list[str]:
-    """All known names, those of entry points included."""
+    """The names of all drafters, those of other packages included."""
     return [*FACTORIES, *sorted({entry.name for entry in entry_points(group=GROUP)} - {*FACTORIES})]
 
 
 def make_one(spec: str, load: Callable[[str], Any] = as_model) -> Drafter:
-    """The drafter that a single name, without a plus, stands for."""
+    """Make the drafter with this single name (without a plus)."""
     name, colon, argument = spec.partition(":")
     factory = _factory(name)
     if factory is None:
@@ -144,7 +145,8 @@ def make_one(spec: str, load: Callable[[str], Any] = as_model) -> Drafter:
 
 
 def _load(name: str, load: Callable[[str], Any]) -> Any:
-    """The model of that name; a name that cannot be a model's is reported as an unknown drafter."""
+    """Load the model with this name. A name that cannot be a model's is reported as an unknown
+    drafter."""
     is_path = "/" in name or Path(name).is_dir()
     question = "" if is_path else meant(name, names())
     wrong = "There is no drafter of that name, and no model."

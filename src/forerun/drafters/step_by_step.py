@@ -1,4 +1,4 @@
-"""Drafters whose network goes on from its own guesses, one pass per level."""
+"""A base class for drafters whose network continues from its own guesses, one pass per level."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from forerun.trees.tree import ROOT
 
 
 class StepByStep(Listener):
-    """Its runner is a whole `Runner`."""
+    """A drafter whose network runs one pass per level of the draft, by all methods of `Runner`."""
 
     tokens: HostArray  # (Vd,): the target's ids
 

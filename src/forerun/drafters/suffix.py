@@ -1,18 +1,18 @@
-"""Suffix lookup: proposes what followed earlier occurrences of the end of the text.
+"""Suffix lookup: guesses what followed earlier occurrences of the end of the text.
 
-Suffix tries hold the text of each request and the outputs of its owner's earlier requests.  A
-proposal starts where the end of the text matches.  The chance that a guess survives is the trust in
-the match, times the share of its continuation at each fork.  Guesses are made in the order of that
-chance, down to `worth`: a proposal is long where the past agrees, and empty where nothing matches.
+Suffix tries hold the text of each request and the outputs of its owner's earlier requests. A guess
+begins where the end of the text matches one of them. The chance that a guessed token is accepted is
+the trust in the match, times the share of its continuation at each fork. Tokens are guessed in the
+order of that chance, down to `worth`: many where the past agrees, none where nothing matches.
 
-Earlier requests of the same call, and with `remember` of earlier calls, are used under `match`
-only.  A request with the seed of an earlier one sees the same coins again, and under a rule that
-needs the draft's law a draft must not depend on the coins.
+Earlier requests of the same call, and with `remember` those of earlier calls, are used only under
+`match`. A request with the seed of an earlier one gets the same coins, and under a rule that needs
+draft probabilities a draft must not depend on the coins.
 
-Every suffix of the text walks down its trie from the root as tokens come.  The first one to reach a
-place leaves a leaf that remembers only where it is in the text; the branch below is grown when a
-second one comes.  So a token costs at most `depth` steps, whatever the history, and text that never
-repeats costs about one leaf per walking suffix.
+As tokens arrive, every suffix of the text walks down its trie from the root. The first suffix to
+reach a place leaves a leaf that stores only a position in the text; the branch below grows when a
+second suffix arrives. So a token costs at most `depth` steps, however long the history, and text
+that never repeats costs about one leaf per suffix.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ WIDTH = 8
 
 
 class Node:
-    """A text that occurred `count` times; `place`: where one occurrence continues."""
+    """A sequence that occurred `count` times; one occurrence continues at index `place`."""
 
     __slots__ = ("best", "children", "count", "place", "went_on")
 
@@ -97,7 +97,8 @@ class SuffixTrie:
         self.walkers = moved
 
     def _grow(self, node: Node, length: int) -> None:
-        """Turn a leaf that occurs again into a node whose child is what followed the first time."""
+        """Turn a leaf that was reached again into a node whose child is the token that followed
+        first."""
         if node.children is None:
             node.children, node.best = {}, []
             follower = self.tokens[node.place]
@@ -108,7 +109,7 @@ class SuffixTrie:
                 self.num_nodes += 1
 
     def follow(self, cursor: Cursor, token: int) -> Cursor | None:
-        """The cursor after one more token; None if no text continues like that."""
+        """The cursor after one more token; None if no stored text continues with it."""
         if isinstance(cursor, Node):
             if cursor.children:
                 return cursor.children.get(token)
@@ -117,7 +118,8 @@ class SuffixTrie:
         return cursor + 1 if inside else None
 
     def sequels(self, cursor: Cursor) -> list[tuple[int, float, Cursor]]:
-        """The likeliest next tokens: (token, its share of the occurrences, cursor after it)."""
+        """The likeliest next tokens, each as (token, its share of the occurrences, cursor after
+        it)."""
         if isinstance(cursor, Node):
             if cursor.children:
                 likeliest = [(token, cursor.children[token]) for token in cursor.best or ()]
@@ -129,7 +131,7 @@ class SuffixTrie:
 
 
 def _promote(node: Node, token: int) -> None:
-    """Reorder the likeliest children after one of them occurred once more."""
+    """Update the order of the likeliest children after one of them occurred again."""
     best, children = node.best, node.children
     assert best is not None, "a node is grown before it is passed"
     assert children is not None
@@ -146,7 +148,8 @@ def _promote(node: Node, token: int) -> None:
 
 
 def read(trie: SuffixTrie, cursors: Sequence[Cursor], tokens: Iterable[int]) -> list[Cursor]:
-    """Cursors of the suffixes of 1, 2, ... tokens of a text after it went on with `tokens`."""
+    """Move cursors through a trie as a text grows by `tokens`. Returns one cursor for each matching
+    suffix of 1, 2, ... tokens."""
     current: Sequence[Cursor] = cursors
     for token in tokens:
         steps = (trie.follow(cursor, token) for cursor in (trie.root, *current[: trie.depth - 1]))
@@ -160,7 +163,7 @@ NUM_STARTS = 3
 
 @dataclass
 class Reader:
-    """The position of a row in a trie of earlier outputs."""
+    """A request's position in a trie of earlier outputs."""
 
     trie: SuffixTrie
     num_read: int = 0
@@ -174,7 +177,7 @@ class Reader:
 
 @dataclass
 class SuffixRow:
-    """One request: the trie of its text, and its position in the tries of earlier outputs."""
+    """One request: the trie of its own text, and its positions in the tries of earlier outputs."""
 
     trie: SuffixTrie
     text: list[int] = field(default_factory=list)
@@ -185,7 +188,7 @@ class SuffixRow:
 
 @dataclass
 class SuffixMemory:
-    """All rows, and two tries of the earlier outputs of each owner, the newer one last."""
+    """All rows, and for each owner two tries of earlier outputs, the newer one last."""
 
     target: LanguageModel
     rows: list[SuffixRow]
@@ -194,15 +197,16 @@ class SuffixMemory:
 
 @dataclass(frozen=True)
 class Suffix:
-    """Propose what followed the longest matches, while it is likely enough to be accepted.
+    """Propose what followed the longest matches, as long as it is likely enough to be accepted.
 
-    max_match: the longest match searched for; adding a token takes at most this many steps.
-    worth: the lowest chance of survival at which a guess is proposed.
-    max_nodes: limit of memory, about 200 bytes per node; when full, the older half of what is
-        kept for one owner is dropped, the one with the most.
-    remember: keep the outputs of one engine for the engines that follow with the same target.
-        Without it, only the requests of one engine learn from each other: those of one call of
-        `generate`, or those of one owner in an `AsyncEngine`.
+    max_match: the length of the longest match searched for; adding a token takes at most as many
+    steps.
+    worth: the lowest chance of being accepted with which a token is proposed.
+    max_nodes: limit of memory, about 200 bytes per node. When it is reached, the owner with the
+    most nodes loses the older half of them.
+    remember: keep the outputs of one engine for later engines with the same target. Otherwise, only
+    the requests of one engine learn from each other: those of one call of `generate`, or those of
+    one owner in an `AsyncEngine`.
     """
 
     max_match: int = 16
@@ -243,7 +247,7 @@ class Suffix:
             state.rows[outcome.row].text += outcome.tokens
 
     def release(self, state: SuffixMemory, row: int) -> None:
-        """The request has ended: add its output to the newer trie of its owner."""
+        """Add the output of a request that has ended to the newer trie of its owner."""
         done, past = state.rows[row], state.past[row]
         state.rows[row] = SuffixRow(self._trie())
         state.past.release(row)
@@ -291,7 +295,8 @@ class Suffix:
         return Guess(tokens, values=values)
 
     def _line(self, start: Start, length: int, worth: float) -> tuple[list[int], list[float]]:
-        """The likeliest continuation of one match: tokens, and the chance that each survives."""
+        """The likeliest continuation of one match: tokens, and each token's chance of being
+        accepted."""
         tokens: list[int] = []
         values: list[float] = []
         cursor, value = start.cursor, 1.0
@@ -308,7 +313,8 @@ class Suffix:
         return tokens, values
 
     def _tree(self, starts: Sequence[Start], turn: Turn, worth: float) -> Guess:
-        """The likeliest nodes over all matches, best first, so a parent comes before its child."""
+        """A tree of the likeliest tokens over all matches, the best first, so a parent precedes its
+        children."""
         tree, order = GrowingTree(), count()
         heap: list[tuple[float, int, int, int, Start]] = []  # value, order, parent, depth, at
 
@@ -331,7 +337,7 @@ class Suffix:
 
 @dataclass(frozen=True)
 class Start:
-    """A place in a trie, the length of the match up to it, and the token that led there."""
+    """A match: a place in a trie, the number of tokens that match, and the token that led there."""
 
     trie: SuffixTrie
     cursor: Cursor
@@ -340,7 +346,8 @@ class Start:
 
 
 def _starts(trie: SuffixTrie, cursors: Sequence[Cursor], worth: float) -> Iterator[Start]:
-    """The longest matches with a continuation that can be worth it, at most NUM_STARTS."""
+    """The longest matches that may give a guess with a chance of at least `worth`, at most
+    NUM_STARTS."""
     num_starts = 0
     for length in range(len(cursors), 0, -1):
         if num_starts == NUM_STARTS or trust(length) < worth:
@@ -355,7 +362,7 @@ def _size(tries: Sequence[SuffixTrie]) -> int:
 
 
 def trust(length: int) -> float:
-    """The chance that the text continues as the match of `length` tokens did.
+    """The chance that the text continues as the earlier text did after a match of `length` tokens.
 
     In a small chat model's answers to 48 questions, the likeliest continuation of the longest match
     was right in 23, 50, 59, 66, 72% of cases for 1 to 5 tokens, 78% for 8, 93% for 16.

@@ -1,4 +1,4 @@
-"""The texts of a drafter's rows, put together from what it is told."""
+"""Collects the texts of a drafter's rows from the tokens that it is told."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""A drafter with another tokenizer: it drafts text, which the target's tokenizer encodes again.
+"""Drafts with a model that has another tokenizer, by translating its guesses through text.
 
-The guesses have no known law, so every rule judges them by the target's law alone.  An error in the
-translation lowers acceptance, but never changes the text.
+The guesses have no known probabilities, so every rule judges them by the target's law alone. A
+wrong translation lowers acceptance, but never changes the text.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ LOOK_BEHIND = 4
 
 @dataclass
 class Translation:
-    """The drafting model's rows, and the stored text of each row in the drafter's tokens."""
+    """The drafting model's rows, and the text that each row stores, in the drafter's tokens."""
 
     rows: State
     target_tokenizer: Any
@@ -81,7 +81,7 @@ class ThroughText:
         state.stored[row] = []
 
     def _guess(self, state: Translation, turn: Turn) -> list[int]:
-        """Encode the text for the drafter, draft, and encode the draft for the target."""
+        """Encode the text for the drafter, let it draft, and encode the draft for the target."""
         row, budget, tokens = turn.row, turn.budget, state.texts[turn.row].tokens
         text = state.target_tokenizer.decode(tokens, skip_special_tokens=False)
         drafter_tokens = self.tokenizer.encode(text, add_special_tokens=False)
@@ -105,7 +105,7 @@ class ThroughText:
     def _translate(
         self, tokenizer: Any, tokens: Sequence[int], drafter_tokens: list[int], budget: int
     ) -> list[int]:
-        """The target's tokens for the drafted text, without an incomplete last character."""
+        """The drafted text in the target's tokens, without an incomplete last character."""
         whole = self.tokenizer.decode(drafter_tokens, skip_special_tokens=False).rstrip(UNFINISHED)
         said = tokenizer.decode(list(tokens), skip_special_tokens=False)
         if not whole.startswith(said):

@@ -1,4 +1,4 @@
-"""Checks that an object is a drafter, at the call that was given it."""
+"""Checks early that an object has the methods of a drafter."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ VERBS = ("start", "enter", "propose", "observe", "release")
 
 
 def check_verbs(drafter: Any) -> None:
-    """Refuse a class instead of an instance, and an object that lacks one of the methods.
+    """Refuse a class instead of an instance, and an object without one of the methods of drafters.
 
-    A class has all the methods too, so it would fail only when one of them is called.
+    A class has all the methods too, so without this check it would fail only when one is called.
     """
     if isinstance(drafter, type):
         wrong, name = "That is a class and not yet a drafter.", drafter.__name__

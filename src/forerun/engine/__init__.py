@@ -1,1 +1,1 @@
-"""The engine: rounds over a batch of rows."""
+"""The engine: answers requests in rounds that draft, score, decide and commit."""

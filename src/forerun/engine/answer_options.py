@@ -25,18 +25,18 @@ LEAST = {"draft_length": 0, "logprobs": 0, "batch_size": 1, "max_batch": 1, "max
 
 @dataclass(frozen=True)
 class AnswerOptions:
-    """What is asked of an answer beside its prompt.
+    """The options of one answer: everything a caller may ask for besides the prompt.
 
-    Raises `InputError` for what no model could honour; what depends on the model is checked where
-    a request is made (`generation/intake.py`).
+    Raises `InputError` for values that no model could honour. Values that depend on the model are
+    checked when a request is made (`generation/intake.py`).
 
-    stop: strings that end the text; one may be given alone.  stop_tokens: ids that end it, beside
-        the model's own unless ignore_eos.
+    stop: strings that end the text; one may be given alone.
+    stop_tokens: ids that end the text, in addition to the model's own unless ignore_eos.
     logprobs: how many likeliest tokens are reported beside each token; None reports none.
     owner: requests of different owners learn nothing of each other.
     draft_length: guesses in a row at most; None and "auto" leave it to the engine.
-    priority: a higher one is served first.
-    timeout: seconds after which the answer ends as it is.
+    priority: requests with a higher one are served first.
+    timeout: seconds after which the answer ends with the text it has.
     """
 
     sampling: Sampling = GREEDY
@@ -64,8 +64,8 @@ class AnswerOptions:
 
 
 def check_counts(draft_length: DraftLength, **counts: int | None) -> None:
-    """Refuse values that are no whole numbers, or are too small or too large; None leaves out an
-    optional one."""
+    """Refuse options that are not whole numbers, or are too small or too large. None means that an
+    option was not given."""
     given = None if draft_length == "auto" else draft_length
     for name, value in {"draft_length": given, **counts}.items():
         also = ', or "auto"' if name == "draft_length" else ""
@@ -91,7 +91,8 @@ def _check_kind(name: str, value: object, kind: type, fault: str, cure: str) -> 
 
 
 def _check_sampling(value: Any) -> None:
-    """Refuse sampling options that are no `Sampling`; of a mapping, say how to write it as one."""
+    """Refuse sampling options that are not a `Sampling`. For a mapping, the error shows the same
+    options as a `Sampling`."""
     if isinstance(value, Sampling):
         return
     cure = "Pass a forerun.Sampling, or one for each prompt."

@@ -1,11 +1,10 @@
-"""The drafter as an executor sees it: asked as planned, checked, and never trusted.
+"""Calls the drafter for an executor, checks its guesses, and survives its failures.
 
-A drafter that raises costs its requests the rest of their drafts and nothing else: what it knew
-is thrown away, and the next requests start with a fresh state.  One that keeps raising is done
-without for good.
+If a drafter raises, the requests it was drafting for go on without drafts. Its state is discarded,
+and later requests start with a fresh one. After several failures it is not called any more.
 
-Rounds without drafts cost little more with a drafter than without: it is told of them together,
-before it is next asked, when the request ends, or when many hidden states have come together.
+A drafter that is not asked in a round costs hardly any time: it receives the news of such rounds
+together, before it is next asked, when the request ends, or when many hidden states have piled up.
 """
 
 from __future__ import annotations
@@ -44,7 +43,7 @@ LOST = object()
 
 @dataclass
 class Untold:
-    """News of a row that the drafter has not received yet, because it was not asked about it."""
+    """News of a row that the drafter has not received yet."""
 
     tokens: list[int] = field(default_factory=list)  # added to the text
     states: list[Any] = field(default_factory=list)  # of each round, (N, F), where it reads them
@@ -52,13 +51,13 @@ class Untold:
     num_processed: int = 0
 
     def outcome(self, row: int) -> Outcome:
-        """One outcome for all of these rounds."""
+        """All the postponed rounds of this row as one outcome."""
         states = joined(self.states) if self.states else None
         return Outcome(row, 0, self.tokens, (), 0, states, self.num_processed)
 
 
 class Drafting:
-    """One drafter at work for the rows of an executor."""
+    """The drafter of one executor, with its state and the rows it knows."""
 
     def __init__(self, drafter: Drafter | None, target: LanguageModel, rule: Rule) -> None:
         self.drafter = drafter
@@ -73,7 +72,7 @@ class Drafting:
         self._num_failures = 0
 
     def start(self, num_rows: int, capacity: int, rows: Any) -> None:
-        """Start the drafter, which refuses a target that does not fit."""
+        """Start the drafter. It raises if it cannot work with this target."""
         self._start = (num_rows, capacity, rows)
         if self.drafter is None:
             return
@@ -109,7 +108,8 @@ class Drafting:
         return self._state
 
     def propose(self, plan: RoundPlan) -> Drafted:
-        """The guess after each answered span, which may be empty."""
+        """Ask the drafter as planned. Returns one checked draft per answered span; it may be
+        empty."""
         proposals, asked = [NOTHING] * len(plan.answering), plan.drafts.asked
         self._enter(plan.spans)
         if self.drafter is None or not asked:
@@ -156,7 +156,7 @@ class Drafting:
         return Drafted(proposals, height, is_trial, by_span)
 
     def _enter(self, spans: Sequence[Span]) -> None:
-        """Tell the drafter of texts that its state does not know yet, and may have to guess."""
+        """Give the drafter the texts of rows that it does not know yet and may be asked about."""
         known = self._told | self.abandoned
         new = [span for span in spans if span.row not in known and span.request.is_drafted_for]
         if self.drafter is None or not new:
@@ -171,7 +171,7 @@ class Drafting:
             self._lose_state(error, {span.row: span.request for span in new})
 
     def observe(self, outcomes: Sequence[Outcome], requests: Sequence[Request]) -> None:
-        """Tell the drafter what was decided of rows that it knows.  If it raises, these rows go on
+        """Tell the drafter what was decided in the rows it knows. If it raises, these rows go on
         without it."""
         pairs = [
             (outcome, request)
@@ -186,8 +186,8 @@ class Drafting:
             self._lose_state(error, {outcome.row: request for outcome, request in pairs})
 
     def can_wait(self, plan: RoundPlan) -> bool:
-        """Whether the drafter can be told of a round later, because it was asked for nothing in
-        it."""
+        """Whether the drafter can learn of a round later, because the round asked it for
+        nothing."""
         return not plan.drafts.asked
 
     def postpone(
@@ -196,10 +196,11 @@ class Drafting:
         added: Sequence[Sequence[int]],
         processed: Callable[[int], tuple[Any, int]],
     ) -> None:
-        """Tell the drafter later of a round in which it was asked nothing.
+        """Save the news of a round in which the drafter was asked for nothing.
 
-        added: tokens that each text has gained.  processed: by row, the hidden states that the
-        drafter reads, None if it reads none, and the number of tokens behind them.
+        added: tokens that each text has gained.
+        processed: returns, for a row, the hidden states that the drafter reads
+        (None if it reads none) and the number of tokens they cover.
         """
         for span, tokens in zip(spans, added, strict=True):
             row = span.row
@@ -218,7 +219,7 @@ class Drafting:
         return row in self._untold and self._untold[row].num_states >= MOST_STATES
 
     def _catch_up(self, spans: Sequence[Span]) -> None:
-        """Tell the drafter of the rounds that were postponed."""
+        """Tell the drafter of the rounds that were postponed for these rows."""
         late = [span for span in spans if span.row in self._untold]
         if not late:
             return
@@ -226,7 +227,7 @@ class Drafting:
         self.observe(outcomes, [span.request for span in late])
 
     def give_up(self, error: BaseException, requests: dict[int, Request]) -> None:
-        """Stop drafting for some requests, by row, because the executor could not use their
+        """Stop drafting for these requests (by row), because the executor could not use their
         drafts."""
         self._abandon(error, requests)
         self._count_failure()
@@ -245,7 +246,7 @@ class Drafting:
         self.abandoned.discard(row)
 
     def close(self) -> None:
-        """End the work of the drafter; what it has learned is left for later engines."""
+        """Close the drafter; what it has learned stays available for later engines."""
         if self.drafter is not None and self._state is not LOST:
             state, self._state = self._state, LOST
             try:
@@ -264,7 +265,8 @@ class Drafting:
         self._count_failure()
 
     def _abandon(self, error: BaseException, requests: dict[int, Request]) -> None:
-        """Let these requests, by row, go on without drafts; their notes say why."""
+        """Let these requests (by row) go on without drafts, and write the reason into their
+        notes."""
         if ends_process(error):
             raise error
         reason = f"{type(error).__name__}: {shown(error, str)}"

@@ -1,9 +1,9 @@
-"""Requests come, are answered round by round, and go.
+"""The engine: takes requests, answers them round by round, and lets them go.
 
     requests -> plan (who, which tokens, how far to draft)
              -> execute (draft, score, decide) -> commit (text, stops)
 
-One prompt, many prompts and a server are the same loop: requests enter free rows before a round and
+One prompt, many prompts and a server use the same loop. Requests enter free rows before a round and
 leave them after it, and each can be aborted alone.
 """
 
@@ -30,18 +30,18 @@ from forerun.rules.types import DraftLength
 from forerun.trees.tree import ROOT, Tree
 
 PAUSE, PATIENCE = 0.005, 60.0
-"""Seconds between looks for room that other engines have, and in all."""
+"""Seconds between checks whether other engines have freed memory, and seconds until giving up."""
 
 
 class Engine:
-    """Rows of one target and one drafter, and the requests that wait for them.
+    """The rows of one target and one drafter, and the queue of requests waiting for a row.
 
     num_rows: how many requests share a pass at most.
-    capacity: tokens of the longest text, if known: storage is then made once.
-    slowdown: times as long as usual that a round may take in order to read prompts beside answers;
-        None where nobody waits for a token, and prompts are read in the longest parts.
-    max_waiting: requests beyond these are refused with `EngineFullError`.
-    executor_of: chooses who executes rounds (`gpu_rounds/choosing.py`).
+    capacity: tokens of the longest text, if known; storage is then allocated once.
+    slowdown: a round that also reads prompts may take this many times as long as usual. None reads
+    prompts in the longest parts, for callers that wait for no single token.
+    max_waiting: more requests than these are refused with `EngineFullError`.
+    executor_of: chooses the executor of rounds (`gpu_rounds/choosing.py`).
     """
 
     def __init__(
@@ -88,12 +88,12 @@ class Engine:
 
     @property
     def num_queued(self) -> int:
-        """Requests that have no row."""
+        """The number of requests that have no row."""
         return len(self._schedule.waiting)
 
     @property
     def num_waiting(self) -> int:
-        """Requests that wait, beyond those for which a row is free."""
+        """The number of queued requests for which no row is free."""
         return len(self._schedule.waiting) - self._seats.num_free
 
     def submit(self, request: Request) -> int:
@@ -107,8 +107,8 @@ class Engine:
         return request.number
 
     def check_room(self, request: Request) -> None:
-        """Refuse a request whose text never fits the model's memory; an answer that would outgrow
-        it ends there."""
+        """Refuse a request whose prompt can never fit into the model's memory. An answer that would
+        outgrow the memory ends there."""
         if not isinstance(self.target, Bounded):
             return
         most = self.target.longest(self._state) - self._num_drafted
@@ -120,7 +120,7 @@ class Engine:
             request.limit, request.limit_reason = most - len(request.prompt), "context"
 
     def abort(self, number: int, reason: str = "aborted") -> Request:
-        """End one request; its row is free in the next round, and it keeps what it has."""
+        """End one request and return it with the text it has. Its row is free in the next round."""
         for row, request in enumerate(self._seats.occupants):
             if request is not None and request.number == number:
                 request.finish_reason = reason
@@ -131,7 +131,7 @@ class Engine:
         return request
 
     def close(self) -> None:
-        """Give up what is not finished; what was generated so far stays in the requests."""
+        """Abandon all unfinished requests; they keep the text generated so far."""
         self._schedule.waiting.clear()
         try:
             for row, request in enumerate(self._seats.occupants):
@@ -142,7 +142,8 @@ class Engine:
             self._drafting.close()
 
     def step(self) -> list[tuple[Request, int]]:
-        """One round: the requests that took part or ended, each with how many tokens it gained."""
+        """Run one round. Returns the requests that took part or ended, each with the number of
+        tokens it gained."""
         ended = [(request, 0) for request in self._expire()] if self._deadlines else []
         compiled_before = compiled()
         self._schedule.make_room(self._send_back)
@@ -228,7 +229,7 @@ class Engine:
         return [(request, 0)]
 
     def _send_back(self, row: int) -> None:
-        """Put a request back into the queue, for want of room."""
+        """Put a running request back into the queue, because memory is short."""
         request = self._seats.occupants[row]
         assert request is not None
         request.stats.preemptions += 1
@@ -242,12 +243,12 @@ class Engine:
         self._planner.enter(row, request)
 
     def _leave(self, row: int) -> None:
-        """Empty a row."""
+        """Free the row of a request that has ended."""
         self._let_go(row)
         self._schedule.leave(row)
 
     def _let_go(self, row: int) -> None:
-        """Let the drafter and the planner forget the request of a row."""
+        """Make the drafter and the planner forget the request of a row."""
         others = {
             other: request
             for other, request in enumerate(self._seats.occupants)

@@ -1,9 +1,9 @@
-"""Prompts that wait for one another, where each round that reads some is dear.
+"""Decides how long prompts wait for further prompts, so that one round can read them together.
 
-Captured rounds that read prompts have no drafts, however few tokens they read, and a large part
-costs little more than its products.  So prompts wait until they fill a round, as long as more of
-them are likely to come in time, judged by what has come lately.  Time passes by what rounds took,
-so plans read no clock.
+Captured rounds that read prompts have no drafts, however few tokens they read, and reading many
+tokens takes little longer than reading a few. So prompts wait until they fill a round, as long as
+recent arrivals suggest that more will come in time. Time is the sum of the seconds of rounds, so
+plans read no clock.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ LATELY = 1.0
 
 @dataclass
 class Gathering:
-    """Says when what has come is read."""
+    """Records when prompts arrive, and decides whether waiting prompts are read now."""
 
     seconds: float = 0.0  # that have passed
     came: deque[tuple[float, int]] = field(default_factory=deque)
-    """When prompts came lately, and how many tokens each has."""
+    """The latest prompts: when each arrived, and its number of tokens."""
     since: float | None = None  # when prompts began to wait; None: none do
 
     def pass_by(self, seconds: float) -> None:
@@ -37,13 +37,13 @@ class Gathering:
         self.came.append((self.seconds, num_tokens))
 
     def forget(self) -> None:
-        """Expect nobody, because there was a time without rounds."""
+        """Forget all arrivals, because the engine has been idle."""
         self.came.clear()
         self.since = None
 
     def waits(self, num_tokens: int, room: int) -> bool:
-        """Whether `num_tokens` that could be read wait for more, where a round has room for
-        `room`."""
+        """Whether prompts with `num_tokens` to read should wait for more, where a round has room
+        for `room` tokens."""
         since = self.seconds if self.since is None else self.since
         left = MOST_WAITED - (self.seconds - since)
         expected = left * sum(count for _, count in self.came) / LATELY

@@ -1,10 +1,10 @@
-"""The laws of a round as the rules read them, made from logits one row at a time.
+"""The laws (probability distributions) that the rules read in a round, made from logits on demand.
 
-Slot 0 is the target's law after the text, slot i + 1 its law after node i of the draft.  A law
-depends on the draft tokens on its path (penalties, grammars), and making it costs a pass over the
-vocabulary, so it is made when a rule asks and not before.  Processors that keep state are called
-once per position, in the text's order, each branch going on from its parent's copy; after the round
-their state is that of the last emitted position: exactly the calls of plain decoding.
+Slot 0 is the target's law after the text, slot i + 1 its law after node i of the draft. A law may
+depend on the draft tokens before it (penalties, grammars), and making one costs a pass over the
+vocabulary, so it is made only when a rule asks for it. Processors that keep state are called once
+per position, in the text's order; each branch of a tree continues from a copy of its parent's
+state. After the round their state is that of the last emitted position, as in plain decoding.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from forerun.sampling.options import Law
 
 
 class MadeRows(ABC):
-    """`Rows` whose law at (row, slot) is made on demand."""
+    """`Rows` that make the law at (row, slot) when it is asked for."""
 
     @abstractmethod
     def law(self, row: int, slot: int) -> HostArray:
@@ -45,7 +45,7 @@ class MadeRows(ABC):
 
 @dataclass(frozen=True)
 class Fault:
-    """A law that could not be made, and how many emitted tokens come before it."""
+    """An error raised while a law was made."""
 
     num_sound: int
     place: int  # position in the output
@@ -53,7 +53,7 @@ class Fault:
 
     @property
     def message(self) -> str:
-        """The sentence for the error of the request."""
+        """The text of the error that the request reports."""
         reason = shown(self.error, str)
         if not isinstance(self.error, ValueError):
             reason = f"{shown(self.error)}, raised by a processor or a grammar. Correct that code."
@@ -61,7 +61,7 @@ class Fault:
 
 
 class TargetLaws(MadeRows):
-    """Rows (R, K + 1, V) of the target, processed by each request's own sampling options."""
+    """The target's laws (R, K + 1, V), shaped by each request's own sampling options."""
 
     def __init__(
         self,
@@ -84,16 +84,17 @@ class TargetLaws(MadeRows):
         return self._normalised[row, slot]
 
     def unweighed(self, row: int, slot: int) -> Law:
-        """The law of one slot, for callers that only draw a sample from it."""
+        """The law of one slot as scores, for callers that only draw a sample from it."""
         if (row, slot) not in self._made:
             self._made[row, slot] = self._make(row, slot)
         return self._made[row, slot]
 
     def settle(self, row: int, path: Sequence[int]) -> tuple[list[Report], Fault | None]:
-        """After a round whose accepted nodes are `path`: put the processors where it ended.
+        """Move the processors of a row to the end of its accepted `path`, after the rule has
+        decided.
 
-        Gives reports of the emitted positions, where log-probabilities are wanted, and the
-        first fault among them: what comes after it is void.
+        Returns the log-probability reports of the emitted positions, if wanted, and the first fault
+        among these positions. Tokens after a fault are invalid.
         """
         request, slots, fault = self.requests[row], [0, *(node + 1 for node in path)], None
         if self._faults:
@@ -109,15 +110,15 @@ class TargetLaws(MadeRows):
         return [report_of(self._reported(row, slot)) for slot in slots], fault
 
     def _reported(self, row: int, slot: int) -> HostArray:
-        """The logits (V,) that log-probabilities are reported of: the model's own, or those of the
-        law that a token was sampled from."""
+        """The logits (V,) from which log-probabilities are reported: the model's own, or those of
+        the law that was sampled."""
         if self.requests[row].logprobs_of == "model":
             return np.asarray(self.logits[row, slot])
         with np.errstate(divide="ignore"):
             return np.asarray(np.log(self.law(row, slot), dtype=np.float64))
 
     def certain(self, row: int, slot: int) -> int | None:
-        """The token that comes next, where the law is a point mass and need not be made."""
+        """The next token if it is certain, found without making the law; else None."""
         if self.requests[row].takes_largest:
             logits = self.logits[row, slot]
             token = int(logits.argmax())
@@ -126,8 +127,8 @@ class TargetLaws(MadeRows):
         return None
 
     def _make(self, row: int, slot: int) -> Law:
-        """The law at a slot, from its logits and the draft tokens before it.  Where a processor or
-        a grammar raises, the fault is kept for the case that the slot is reached."""
+        """Make the law of a slot from its logits and the draft tokens before it. If a processor or
+        a grammar raises, keep the fault; it counts only if the round reaches the slot."""
         request, draft = self.requests[row], self.drafts[row]
         logits, path = self.logits[row, slot], draft.path(slot - 1)
         try:  # a grammar or processor of the user's may object to a draft that is never reached
@@ -144,7 +145,7 @@ class TargetLaws(MadeRows):
             return Law(scores, 0.0)
 
     def _processors_before(self, row: int, path: Sequence[int]) -> list[Any]:
-        """A copy of the processors in their state before the last node of a path."""
+        """A copy of the row's processors in the state they have before the last node of a path."""
         state: list[Any] = self.requests[row].processors
         if path:
             slot = path[-2] + 1 if len(path) > 1 else 0
@@ -154,7 +155,7 @@ class TargetLaws(MadeRows):
 
 
 class DraftLaws(MadeRows):
-    """Rows (R, K, V) of the drafter; a guess without a law is a point mass."""
+    """The drafter's laws (R, K, V). A guess without a law counts as a point mass."""
 
     def __init__(self, drafts: Sequence[Proposal], vocab_size: int) -> None:
         self.drafts = drafts

@@ -1,8 +1,8 @@
-"""`match` on the host, one row at a time, at less cost per round than the rule for arrays.
+"""The rule `match` on the host, one row at a time; cheaper per round than the rule for arrays.
 
-The rule itself, in `rules/match.py`, is written for whole arrays on any device.  Here the same
-walk is plain Python: sample the target, follow the guess that was right, go on from there.  A law
-that is certain is not made, and noise is drawn for several positions at once.
+The rule itself (`rules/match.py`) is written for whole arrays on any device. This is the same walk
+in plain Python: sample the target, follow the guess that equals the sample, and repeat. A law with
+a certain outcome is not made, and noise is drawn for several positions at once.
 """
 
 from __future__ import annotations
@@ -26,15 +26,15 @@ AHEAD = 16
 
 @dataclass(frozen=True)
 class TargetNoise(CounterNoise):
-    """The noise of a round, and the noise that was drawn ahead for later rounds."""
+    """The noise of a round, with a cache of noise drawn ahead for later rounds."""
 
     drawn: dict[int, tuple[int, HostArray, HostArray]] = field(default_factory=dict)
-    """By row: the first of some positions, and the block minima of each, (AHEAD, num_blocks)."""
+    """By row: the first drawn position, and the block minima from there on, (AHEAD, num_blocks)."""
     row_race: Callable[[Law, tuple[Any, Any], int], int] | None = None
-    """The target's own way to sample a law, with the words of a seed, at a position."""
+    """A faster race, if the target has one: takes a law, the words of a seed, and a position."""
 
     def sample(self, law: Law, row: int, depth: int) -> int:
-        """The target's own token from a law, `depth` positions into the round."""
+        """Sample the target's token from a law, `depth` positions after the end of the text."""
         position, scores = int(self.positions[row]) + depth, law.scores
         if self.row_race is not None:
             return self.row_race(law, (self.key[0, 0, row], self.key[0, 1, row]), position)
@@ -52,8 +52,7 @@ class TargetNoise(CounterNoise):
 def walk(
     drafts: Sequence[Proposal], laws: TargetLaws, make_noise: Callable[[], TargetNoise]
 ) -> tuple[list[Sequence[int]], list[int]]:
-    """The accepted nodes of each row, and the token after them. Noise is drawn only where it is
-    needed."""
+    """Decide all rows. Returns the accepted nodes of each row, and the token that follows them."""
     noise: TargetNoise | None = None
     paths: list[Sequence[int]] = []
     extra: list[int] = []

@@ -1,16 +1,17 @@
-"""How much of a long prompt may share a round with requests that are being answered.
+"""How many prompt tokens may be read in a round that also gives tokens to running requests.
 
-A prompt fed whole makes everyone else wait for it.  Fed in parts it makes every round longer, and
-the longer the parts, the sooner those who wait for their first token join the round, which costs
-less for each the more they are.  A part is as long as keeps a round within `slowdown` times a usual
-one, by what the latest parts have added to theirs, which grows with the context.  A usual round has
-no part; how long it takes changes as answers grow, come and go, so a round is left without one now
-and then, and when the last usual one had far more or fewer rows.
+Reading a whole prompt in one round delays everyone else. Reading it in parts makes several rounds
+longer; with longer parts the new request joins sooner, and the more requests share a round, the
+less it costs each. So a part is as long as it can be while the round takes at most `slowdown` times
+a usual one, estimated from what the latest parts have added. A usual round reads no part. Its
+duration changes as answers grow, begin and end, so now and then, and when the number of rows has
+changed much, a round goes without a part to be timed.
 
-Some models read each row in a pass of its own, and short parts take as long as longer ones.  Where
-that fixed cost alone is too much, a part may add as much again by its tokens.
+Some models read each row in a pass of its own, and short parts take as long as longer ones. Where
+that fixed cost alone exceeds the limit, the tokens of a part may add as much again.
 
-Where nobody is being answered a round keeps only newcomers waiting, so it may take `ALONE_SECONDS`.
+Where no request is being answered, a round delays only waiting prompts, so it may take
+`ALONE_SECONDS`.
 """
 
 from __future__ import annotations
@@ -45,9 +46,10 @@ NUM_PARTS = 8  # latest parts, from which their cost is estimated
 
 @dataclass
 class Pacing:
-    """Learns what a part of a prompt adds to a round, and says how long the next one may be.
+    """Learns how much longer a part of a prompt makes a round, and says how long the next part may
+    be.
 
-    slowdown: times a usual round that one with a part may take, from 1 on.
+    slowdown: how many times as long as usual a round with a part may take, at least 1.
     """
 
     slowdown: float = SLOWDOWN
@@ -60,10 +62,11 @@ class Pacing:
     num_since_usual: int = 0
 
     def num_tokens(self, num_answered: int, room: int | None = None) -> int:
-        """Prompt tokens for the next round; 0 if it shall be timed without.
+        """The number of prompt tokens to read in the next round; 0 if the round should be timed
+        without any.
 
         num_answered: rows that are being answered.
-        room: tokens that it takes at most beside them; None: it is not known to have an end.
+        room: the most tokens that the round can read besides; None if there is no known limit.
         """
         if not num_answered:
             per_token = min(self.alone, default=ALONE_SECONDS / ALONE)  # of a long part
@@ -113,8 +116,9 @@ def _are_alike(some: int, others: int) -> bool:
 
 
 def _line(parts: Sequence[tuple[int, float]]) -> tuple[float, float]:
-    """Seconds that parts (size, cost) take whatever their size, and seconds per token: a line
-    through the medians of the shorter and the longer half; through zero where all are alike."""
+    """Fit a line to parts (size, cost): returns the fixed seconds, and the seconds per token. It
+    goes through the medians of the shorter and the longer half; through zero if all sizes are
+    alike."""
     parts = sorted(parts)
     half = len(parts) // 2
     shorter, longer = parts[: half or 1], parts[half:]

@@ -1,8 +1,8 @@
-"""The plan of a round, decided before anything is computed.
+"""The plan of a round, made before anything is computed.
 
 A plan is a value: which rows take part, which tokens each is fed, how far to draft, how to sample.
-It is made on the host from what is known between rounds.  Whoever executes it reads no clock and
-asks no policy, so two processes that execute the same plan come to the same decision.
+It is made on the host from what is known between rounds. Executing it reads no clock and asks no
+policy, so two processes that execute the same plan make the same decision.
 """
 
 from __future__ import annotations
@@ -23,9 +23,10 @@ from forerun.trees.tree import Tree
 
 @dataclass(frozen=True)
 class SamplingArrays:
-    """One entry per request, (A,).
+    """The sampling options of A requests as arrays (A,).
 
-    Temperature, top_k, top_p and min_p say all there is to a row of which no flag below is set.
+    For a request without any of the flags below, temperature, top_k, top_p and min_p are
+    sufficient.
     """
 
     temperature: HostArray  # float64; 0 is greedy
@@ -46,7 +47,7 @@ class SamplingArrays:
 
     @property
     def needs_host(self) -> HostArray:
-        """Whether a request wants anything besides temperature, top_k, top_p and min_p, (A,)."""
+        """Whether each request uses options beyond temperature, top_k, top_p and min_p, (A,)."""
         return np.asarray(
             self.calls_python
             | self.edits_logits
@@ -107,10 +108,11 @@ class Span:
 
 
 class RowChange(NamedTuple):
-    """A change of a row between two rounds.
+    """A change to a row between two rounds.
 
-    verb: "leave", its request ended; or a method of the model, `release`, `truncate` or
-    `copy_prefix`, which was called with these arguments after the state.
+    verb: "leave" if its request ended; or the name of a model method (`release`, `truncate` or
+    `copy_prefix`).
+    arguments: what the method was called with after the state.
     """
 
     verb: str
@@ -128,7 +130,7 @@ class DraftLimits(NamedTuple):
 
 @dataclass(frozen=True)
 class DraftPlan:
-    """The calls of the drafter in a round, and the prices that decide which guesses are scored."""
+    """Whom to ask for drafts in a round, and the prices that decide which guesses are scored."""
 
     limits: Sequence[DraftLimits | None] = ()  # (A,), None: not asked about that span; or empty
     tariff: Tariff | None = None  # None: all guesses are scored
@@ -136,12 +138,12 @@ class DraftPlan:
 
     @cached_property
     def asked(self) -> list[int]:
-        """The answered spans, by index, for which the drafter is asked."""
+        """The indices of the answered spans for which the drafter is asked."""
         return [index for index, limits in enumerate(self.limits) if limits is not None]
 
 
 class Load(NamedTuple):
-    """The work of a round; the times of rounds with equal work can be compared."""
+    """The amount of work in a round. The times of rounds with equal loads can be compared."""
 
     num_answered: int  # rows that are given tokens, and have been before
     num_read: int  # prompt tokens, padding included where that is computed too
@@ -157,12 +159,12 @@ class RoundPlan:
 
     @cached_property
     def answering(self) -> list[Span]:
-        """The spans that are given tokens in this round, (A,)."""
+        """The spans whose requests get tokens in this round, (A,)."""
         return [span for span in self.spans if span.answers]
 
     @cached_property
     def reading(self) -> list[Span]:
-        """The spans that are only fed a part of a long text."""
+        """The spans that only read a part of a long text and get no token."""
         return [span for span in self.spans if not span.answers]
 
     @cached_property

@@ -1,5 +1,4 @@
-"""A guess is checked before the target sees it, or a rule divides by its law, and becomes a
-`Proposal`, of which tokens may be left out."""
+"""Checks a drafter's guess before the target or a rule uses it; a checked guess is a `Proposal`."""
 
 from __future__ import annotations
 
@@ -28,7 +27,7 @@ XP = compat.array_namespace(np.empty(0))
 
 @dataclass(frozen=True)
 class Proposal:
-    """A guess that has been checked."""
+    """A guess that has been checked; guesses that do not pay may have been removed from it."""
 
     tokens: list[int]
     drawn: Drawn = Drawn.POINT
@@ -41,15 +40,16 @@ class Proposal:
 
     @property
     def height(self) -> int:
-        """The number of guesses that follow one another."""
+        """The number of tokens on the longest path."""
         return len(self.tokens) if self.tree is None else self.tree.height
 
     def path(self, node: int) -> Sequence[int]:
-        """The nodes from the text to a node, itself included; none for -1, the text."""
+        """The nodes from the text to a node, itself included; empty for -1, which stands for the
+        text."""
         return range(node + 1) if self.tree is None else self.tree.path(node)
 
     def child(self, node: int, token: int) -> int | None:
-        """The guess of a token after a node, or after the text for -1."""
+        """The child of a node that guesses `token`, or None. Node -1 stands for the text."""
         if self.tree is None:
             child = node + 1
             return child if child < len(self.tokens) and self.tokens[child] == token else None
@@ -57,11 +57,11 @@ class Proposal:
         return next((child for child in nodes if self.tokens[child] == token), None)
 
     def in_guess(self, path: Sequence[int]) -> Sequence[int]:
-        """The nodes of a path as the drafter numbered them."""
+        """The nodes of a path, numbered as in the drafter's own guess."""
         return path if self.guessed is None else [self.guessed[node] for node in path]
 
     def goes_on(self, node: int) -> bool:
-        """Whether there is a guess after a node, or after the text for -1."""
+        """Whether any guess follows a node. Node -1 stands for the text."""
         if self.tree is None:
             return node + 1 < len(self.tokens)
         return bool(self.tree.children[node])
@@ -72,7 +72,7 @@ NOTHING = Proposal([])
 
 @dataclass(frozen=True)
 class Drafted:
-    """The drafts of a round, without the guesses that do not pay."""
+    """The drafts of a round, after guesses that do not pay were removed."""
 
     proposals: Sequence[Proposal]  # (A,)
     height: int | None = None  # of the tallest guess before any was left out; None: not asked
@@ -82,10 +82,10 @@ class Drafted:
 
 
 def worthwhile(draft: Proposal, bar: float, chances: Sequence[float]) -> Proposal:
-    """A draft without the tokens whose chance to be kept is below a bar, and without the tokens
-    after them.
+    """A draft without the tokens that are too unlikely to be kept, and without what follows them.
 
-    chances: (len(tokens),).
+    bar: the lowest chance that stays.
+    chances: each token's chance of being kept, (len(tokens),).
     """
     if min(chances, default=inf) >= bar:
         return draft
@@ -111,14 +111,15 @@ def worthwhile(draft: Proposal, bar: float, chances: Sequence[float]) -> Proposa
 
 @cache
 def cut(tree: Tree, height: int) -> Tree:
-    """A tree without the nodes past a height."""
+    """A tree reduced to its first `height` levels."""
     kept = [node for node in range(len(tree)) if tree.depths[node] < height]
     number = {ROOT: ROOT} | {node: index for index, node in enumerate(kept)}
     return Tree(tuple(number[tree.parents[node]] for node in kept))
 
 
 def fits(tree: Tree, shape: Tree) -> bool:
-    """Whether every node of a tree has the children that it has in a shape, or none at all."""
+    """Whether each node of a tree either has no children, or as many as the same node of
+    `shape`."""
     place = {ROOT: ROOT}
     for node in (ROOT, *range(len(tree))):
         children, places = tree.children[node], shape.children[place[node]]
@@ -129,7 +130,7 @@ def fits(tree: Tree, shape: Tree) -> bool:
 
 
 def checked(turn: Turn, guess: Any, target: LanguageModel, rule: Rule) -> Proposal:
-    """The guess as a `Proposal`; raises if it breaks a promise of drafters."""
+    """The guess as a `Proposal`; raises if the guess breaks a promise of drafters."""
     if not isinstance(guess, Guess):
         wrong, cure = "it gave something that is no Guess.", "Return Guess(tokens=[...])."
         raise UnsupportedError(explain(wrong, f"{guess!r:.60}", cure))
@@ -155,7 +156,7 @@ def checked(turn: Turn, guess: Any, target: LanguageModel, rule: Rule) -> Propos
 
 
 def _checked_tree(turn: Turn, guess: Guess) -> Tree | None:
-    """The shape of a guess, None for a chain; only what the turn allows."""
+    """The tree of a guess, None for a chain; raises if the turn does not allow it."""
     if guess.parents is None:
         tree = None
     else:
@@ -177,7 +178,7 @@ def _checked_tree(turn: Turn, guess: Guess) -> Tree | None:
 def _check_law(
     turn: Turn, guess: Guess, tree: Tree | None, target: LanguageModel, rule: Rule
 ) -> None:
-    """Refuse a guess whose law a rule could not divide by."""
+    """Refuse a guess whose draft probabilities the rule could not divide by."""
     count, name = len(guess.tokens), rule.name
     if guess.drawn is Drawn.SHARED:
         wrong = f"it used the target's noise under the rule {name!r}."

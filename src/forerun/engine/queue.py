@@ -1,7 +1,7 @@
-"""Those who wait for a row, in the order in which they are given one.
+"""The requests that wait for a row, in the order in which they get one.
 
-A higher priority comes first.  Among equals the owner with the fewest rows comes first, then who
-came first.  The next request is found as fast among a hundred thousand as among ten.
+A higher priority comes first. Among equal priorities, the owner with the fewest rows comes first,
+then the earliest request. Finding the next request is as fast among 100,000 as among ten.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ MOST_PLACES = 256
 
 
 class Waiting(Protocol):
-    """A request, or an object that stands for one; its `number` is larger than those of earlier
-    ones."""
+    """The fields that a queued object needs. Its `number` is larger than those of objects queued
+    earlier."""
 
     @property
     def number(self) -> int: ...
@@ -33,7 +33,7 @@ One = TypeVar("One", bound=Waiting)
 
 
 class Queue(Generic[One]):
-    """The requests that have no row, and how many rows each owner has."""
+    """The requests without a row, and the number of rows that each owner has."""
 
     def __init__(self) -> None:
         self._waiting: dict[int, One] = {}  # by number
@@ -54,17 +54,17 @@ class Queue(Generic[One]):
         return iter(self._waiting.values())
 
     def push(self, request: One) -> None:
-        """Let a request wait behind the others of its owner and priority."""
+        """Add a request behind the others of the same owner and priority."""
         if len(self._join(request)) == 1:
             self._place(request.owner, request.priority)
 
     def put_back(self, request: One) -> None:
-        """Undo the `pop` of a request."""
+        """Return a popped request to the front of its line."""
         self._join(request).move_to_end(request.number, last=False)
         self.row_left(request.owner)
 
     def pop(self) -> One | None:
-        """Take out the request that is next to have a row; None if nobody waits."""
+        """Remove and return the request that gets the next row; None if the queue is empty."""
         while self._places:
             place = heappop(self._places)
             priority, _, number, owner = -place[0], *place[1:]
@@ -86,7 +86,7 @@ class Queue(Generic[One]):
         self._place_all(owner)
 
     def remove(self, number: int) -> One:
-        """Take a request out that will not have a row."""
+        """Remove a waiting request by its number, and return it."""
         if number not in self._waiting:
             wrong = "No request of that number is waiting or running."
             raise InputError(explain(wrong, number, "It may have ended, or been aborted, already."))
@@ -116,7 +116,7 @@ class Queue(Generic[One]):
         return -priority, self._rows[owner], next(iter(self._lines[owner][priority])), owner
 
     def _place(self, owner: str, priority: int) -> None:
-        """Note the place of a line; an empty line has none."""
+        """Add the line of an owner and priority to the heap, unless the line is empty."""
         if self._lines[owner][priority]:
             heappush(self._places, self._place_of(owner, priority))
             if len(self._places) > MOST_PLACES + 4 * len(self._waiting):
@@ -127,8 +127,8 @@ class Queue(Generic[One]):
                 del self._lines[owner]
 
     def _forget_old_places(self) -> None:
-        """Remove outdated places, which a queue that never becomes empty would otherwise keep for
-        ever."""
+        """Rebuild the heap without outdated entries, which would pile up in a queue that is never
+        empty."""
         lines = ((owner, priority) for owner, by in self._lines.items() for priority in by)
         self._places = [self._place_of(*line) for line in lines]
         heapify(self._places)

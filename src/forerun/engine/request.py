@@ -1,4 +1,4 @@
-"""One request: what was asked, and how far it has got."""
+"""One request: its prompt and options, and the answer so far."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class Status(Enum):
 
 @dataclass(eq=False)
 class Request:
-    """A prompt on its way to an answer."""
+    """A prompt, its options, and the state of its answer."""
 
     index: int  # its place among the prompts of the call
     sample: int  # its place among the samples of its prompt
@@ -91,16 +91,16 @@ class Request:
 
     @property
     def is_drafted_for(self) -> bool:
-        """Whether a drafter may be asked at all."""
+        """Whether a drafter may be asked for this request at all."""
         return self.draft_length != 0
 
     def most_guesses(self, length: int) -> int:
-        """A draft length, cut to what this request allows."""
+        """The smaller of `length` and the request's own draft length."""
         return length if self.draft_length is None else min(length, self.draft_length)
 
     @cached_property
     def reads_text(self) -> bool:
-        """Whether the law at a position depends on the text other than through the logits."""
+        """Whether the law at a position depends on earlier tokens not only through the logits."""
         sampling = self.sampling
         penalties = sampling.presence_penalty or sampling.frequency_penalty
         return bool(
@@ -114,7 +114,7 @@ class Request:
 
     @cached_property
     def takes_largest(self) -> bool:
-        """Whether the next token is the one with the largest logit and nothing else matters."""
+        """Whether the next token is simply the one with the largest logit."""
         sampling = self.sampling
         return sampling.temperature == 0 and not sampling.logit_bias and not self.reads_text
 
@@ -128,8 +128,8 @@ class Request:
     ) -> int:
         """Append a round's tokens up to where plain decoding would have stopped.
 
-        refused: there were guesses for the place of the last token, and none was right.
-        reports: of each token's position, where log-probabilities are wanted.
+        refused: guesses were offered for the place of the last token, and none was accepted.
+        reports: one per token, if log-probabilities are wanted.
         Returns how many tokens were kept.
         """
         last = Fate.CORRECTION if refused else Fate.BONUS
@@ -161,7 +161,7 @@ class Request:
         return self.limit_reason if self.num_output >= self.limit else None
 
     def generation(self) -> Generation:
-        """The answer as it stands; partial if the request was cancelled or failed."""
+        """The answer so far; it is incomplete if the request was cancelled or failed."""
         if self.text is not None:
             self.text.release(final=True)
         return Generation(
@@ -178,12 +178,14 @@ class Request:
 
 
 def report_of(logits: HostArray) -> Report:
-    """The log-probabilities reported for a position with these logits (V,)."""
+    """A function that computes the log-probabilities reported for a position with these logits
+    (V,)."""
     return lambda token, num_top: token_logprob(token, logits, num_top)
 
 
 def token_logprob(token: int, logits: HostArray, num_top: int) -> TokenLogprob:
-    """The token's log-probability by logits (V,), and those of the likeliest tokens, best first."""
+    """The token's log-probability under logits (V,), with those of the `num_top` likeliest
+    tokens."""
     highest = float(logits.max())
     total = highest + math.log(np.exp(logits - highest).sum(dtype=np.float64))
     likely: list[int] = []
@@ -197,6 +199,6 @@ def token_logprob(token: int, logits: HostArray, num_top: int) -> TokenLogprob:
 
 
 def with_texts(told: TokenLogprob, tokenizer: Any) -> TokenLogprob:
-    """The log-probability, with its tokens as text."""
+    """A copy of `told` that also has the text of each token."""
     texts = [token_text(tokenizer, token) for token in (told.token, *(one for one, _ in told.top))]
     return replace(told, text=texts[0], top_texts=tuple(texts[1:]))

@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 
 class Fate(Enum):
-    """The origin of a token."""
+    """How an output token came about."""
 
     ACCEPTED = "accepted"  # drafted, and kept
     CORRECTION = "correction"  # the target's own, after a refusal
@@ -47,8 +47,8 @@ class TokenLogprob:
 
 @dataclass
 class Seconds:
-    """Wall clock of the rounds a request took part in, by stage, without compiling; requests in a
-    batch share it."""
+    """The seconds of each stage, over the rounds of a request, without compiling. Requests of a
+    batch share rounds, so each counts the full time."""
 
     draft: float = 0.0
     score: float = 0.0
@@ -65,9 +65,9 @@ class Seconds:
 class Stats:
     """Counts of one request.
 
-    A guess counts as drafted when it was put before the rule, every node of a tree for itself.  A
-    position is how many guesses come before; it is *reached* when all before it were accepted and
-    there is a guess for it, and only then can one be accepted there.
+    A guess counts as drafted if the rule judged it; in a tree every node counts. The position of a
+    guess is the number of guesses before it. A position is *reached* if all guesses before it were
+    accepted and a guess stands there; only then can that guess be accepted.
     """
 
     rounds: int = 0
@@ -122,39 +122,41 @@ class Stats:
 
     @property
     def acceptance_rate(self) -> float | None:
-        """Accepted guesses over drafted ones; None where nothing was drafted."""
+        """Accepted guesses divided by drafted ones; None if nothing was drafted."""
         return self.accepted / self.drafted if self.drafted else None
 
     @property
     def acceptance_by_position(self) -> list[float]:
-        """Acceptance at each position of the draft, given that it was reached."""
+        """The acceptance rate at each position of the draft, counting only rounds that reached
+        it."""
         pairs = zip(self.accepted_by_position, self.reached_by_position, strict=True)
         return [accepted / reached if reached else 0.0 for accepted, reached in pairs]
 
     @property
     def speed_against_plain(self) -> float | None:
-        """How many times as fast as without drafts, by what the draft policy has
-        measured of rounds without any; None where nothing was compared.
+        """The estimated speed-up over decoding without drafts, from times that the draft policy
+        measured; None if it measured none.
 
-        A round with a draft takes at least what one without takes, so this cannot be more than the
-        tokens per round; timings of a busy machine may say otherwise.
+        A round with a draft takes at least as long as one without, so the value is limited to the
+        tokens per round: timings on a busy machine may exceed that.
         """
         plain, drafted = self.compared
         return min(plain / drafted, self.tokens_per_round) if drafted else None
 
     def compare_to_plain(self, plain: float, seconds: float) -> None:
-        """Note that the last round took this many seconds, and that one without a draft takes
-        `plain`."""
+        """Record the seconds of the last round beside `plain`, the seconds of a round without a
+        draft."""
         gained = self.emitted_by_round[-1]
         self.compared = self.compared[0] + gained * plain, self.compared[1] + seconds
 
     def count_round(
         self, num_drafted: int, height: int, num_accepted: int, refused: bool, num_emitted: int
     ) -> None:
-        """Add one round, as far as it became text: what comes after a stop was never accepted.
+        """Add the counts of one round, leaving out what comes after a stop.
 
-        height: tokens on the longest path of the draft.  refused: there were guesses after the
-        last accepted one.  num_emitted: what was left of the round after stops and limits.
+        height: tokens on the longest path of the draft.
+        refused: there were guesses after the last accepted one.
+        num_emitted: tokens that remained after stops and limits.
         """
         self.rounds += 1
         self.drafted += num_drafted
@@ -171,7 +173,7 @@ class Stats:
             self.accepted_by_position[depth] += depth < num_accepted
 
     def count_seconds(self, *spent: float) -> None:
-        """Add the wall clock of a round by stage, in the order of the fields of `Seconds`."""
+        """Add the seconds of a round by stage, in the order of the fields of `Seconds`."""
         self.seconds_by_round.append(Seconds(*spent))
         self.seconds = Seconds(*map(add, vars(self.seconds).values(), spent))
 
@@ -217,7 +219,7 @@ class Generation:
     error: str | None = None
 
     def __repr__(self) -> str:
-        """Two lines: how the text begins and why it ended, and what speculation did."""
+        """Two lines: the beginning of the text with its finish reason, and the statistics."""
         shown = self.tokens if self.text is None else self.text
         is_long = len(shown) > SHOWN
         beginning = repr(shown[:SHOWN]) + (" ..." if is_long else "")
@@ -230,11 +232,11 @@ class Generation:
 
 @dataclass(frozen=True)
 class Piece:
-    """A step of a stream: new text, and the tokens whose arrival released it.
+    """A piece of streamed text, and the tokens that released it.
 
-    parts is the text token by token, with each token's fate.  A character of several tokens belongs
-    to the last, and text held back for a stop string comes with a later piece.  logprobs are of
-    `tokens`, None where they were not asked for.
+    parts is the text token by token, with each token's fate. A character made of several tokens
+    belongs to the last of them. Text that might begin a stop string is held back for a later piece.
+    logprobs belong to `tokens`; None if they were not asked for.
     """
 
     parts: list[tuple[str, Fate]]

@@ -1,7 +1,7 @@
-"""Who takes part in the next round, and with how much of its text.
+"""Decides which requests take part in the next round, and how much of its text each reads.
 
-Everyone who is being answered takes part in every round.  Texts that still have to be read share
-what room the round has left, so several take no longer than one.
+All requests that are being answered take part in every round. Texts that still have to be read
+share the round's remaining room.
 """
 
 from __future__ import annotations
@@ -39,11 +39,11 @@ def check_room(num_waiting: int, most: int | None) -> None:
 
 
 class Schedule:
-    """Requests on their way into rows, and the plans of the rounds they take part in.
+    """Moves requests into rows, and plans the rounds in which they take part.
 
-    slowdown: prompts are read in parts that make rounds as many times as long as usual, at most;
-        None for parts of `MOST_TOKENS`.
-    max_waiting: requests beyond these are refused.
+    slowdown: a round that reads parts of prompts may take this many times as long as usual; None
+    reads parts of `MOST_TOKENS`.
+    max_waiting: more waiting requests than these are refused.
     """
 
     def __init__(
@@ -73,8 +73,8 @@ class Schedule:
         self.waiting.push(request)
 
     def admit(self, welcome: Callable[[int, Request], None]) -> None:
-        """Let waiting requests into free rows, as far as there is room for their texts.  One whose
-        beginning another row is just reading waits until it can take that over."""
+        """Give free rows to waiting requests, as far as memory allows. If another row is reading
+        the beginning of a request's text, the request waits until it can take that over."""
         passed_over: list[Request] = []
         self._num_full = max(0, self._num_full - 1)
         if not any(self._seats.occupants):
@@ -96,9 +96,9 @@ class Schedule:
             self.waiting.put_back(request)
 
     def make_room(self, send_back: Callable[[int], None]) -> None:
-        """Make room for the next tokens of all requests that have a row. While there is none, the
-        youngest request of the lowest priority goes back to the queue; it is read again when it has
-        a row."""
+        """Reserve memory for the next tokens of all requests that have a row. While it is short,
+        send the youngest request of the lowest priority back to the queue; its text is read again
+        later."""
         if not self._seats.is_bounded:
             return
         seated = self._seated
@@ -119,12 +119,12 @@ class Schedule:
         self._num_full = 0
 
     def send_back(self, row: int) -> None:
-        """Let the request of a row wait again, before the others of its owner and priority."""
+        """Return the request of a row to the queue, ahead of others of its owner and priority."""
         self.waiting.put_back(self._seats.leave(row))
         self._num_full = PATIENCE
 
     def plan(self) -> RoundPlan:
-        """The next round: all rows that are being answered, and parts of texts to be read."""
+        """Plan the next round: all rows that are being answered, and parts of texts to be read."""
         lengths, seated = self._state.lengths, self._seated
         if len(seated) > 1:
             seated.sort(key=lambda pair: pair[1].number)
@@ -144,12 +144,13 @@ class Schedule:
         return [(row, request) for row, request in occupants if request is not None]
 
     def _read(self, seated: Sequence[Seated]) -> dict[int, int]:
-        """How far each new text is read in the next round, by row.
+        """Decide up to which token each new text is read in the next round. Returns the ends by
+        row.
 
-        Under pacing, the prompt with the least left comes first, so that a short one does not wait
-        for long ones; but each is overtaken by `OVERTAKEN` times as many tokens as it has left, at
-        most, so that long ones are read too.  The last token of a text begins its answer and waits
-        for no budget.  Where reading costs the others their drafts, prompts wait for one another.
+        With pacing, the prompt with the least left comes first, so that a short one does not wait
+        for long ones. But others may overtake it by at most `OVERTAKEN` times as many tokens as it
+        has left, so long ones are read too. The last token of a text begins its answer and needs no
+        budget. Where a round that reads has no drafts, prompts wait for one another.
         """
         lengths = self._state.lengths
         new = [(row, request) for row, request in seated if request.status is Status.READING]
@@ -183,9 +184,12 @@ class Schedule:
         room: int | None,
         costs_drafts: bool,
     ) -> None:
-        """A plan is executed: whether parts of texts were stored, how long the round took, whether
-        rounds of this load usually take so long, the prompt tokens that the next one has room for,
-        and whether it has drafts only if it reads none."""
+        """Learn from an executed plan.
+
+        seconds, is_timed: how long the round took, and whether that is typical of its load.
+        room: the number of prompt tokens that the next round has room for.
+        costs_drafts: whether a round that reads prompts has no drafts.
+        """
         self._room, self._costs_drafts = room, costs_drafts
         self._gathering.pass_by(seconds)
         for span in plan.reading:

@@ -1,9 +1,9 @@
-"""Which request sits in which row, and what rows still store of requests that are gone.
+"""Which request has which row, and what rows still store of requests that have ended.
 
-A free row keeps what it stores until it is needed.  A request that begins like a text some row
-stores, busy or free, takes that beginning over and is fed only the rest: the samples of one prompt
-compute it once, and the next turn of a conversation finds the turns before it.  A fast first token
-tells that the text was there, so rows serve requests of the same owner only.
+A free row keeps its stored text until the memory is needed. If a new request begins like the text
+of any row, busy or free, it takes over that beginning and is fed only the rest. So the samples of
+one prompt compute it once, and the next turn of a conversation reuses the turns before. Since a
+fast first token reveals that a text was stored, rows are shared only by requests of one owner.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ FIRST = 64
 
 
 class Seats:
-    """The rows of one engine."""
+    """The rows of one engine, and the requests in them."""
 
     def __init__(self, target: LanguageModel, state: Any, num_rows: int) -> None:
         self.occupants: list[Request | None] = [None] * num_rows
@@ -41,12 +41,12 @@ class Seats:
         return len(self._free)
 
     def reserve(self, row: int, length: int) -> bool:
-        """Make room for a text; returns False where there is none."""
+        """Reserve memory for `length` tokens in a row; returns whether there was enough."""
         return not self.is_bounded or self._target.reserve(self._state, row, length)
 
     def enter(self, request: Request) -> int | None:
-        """Give a request a row, with as much of its text as another row already stores; None where
-        there is no room for it."""
+        """Give a request a row, copying as much of its text as another row already stores. Returns
+        the row; None if memory is short."""
         tokens, row = request.tokens, self._free[0]
         source, length = self._best_source(tokens, request.owner)
         if length < WORTH_TAKING:
@@ -76,7 +76,8 @@ class Seats:
         return row
 
     def leave(self, row: int) -> Request:
-        """Take the request out of a row, which keeps what it stores until it is needed."""
+        """Remove and return the request of a row. The row keeps its stored text until the memory is
+        needed."""
         request = self.occupants[row]
         assert request is not None
         self.occupants[row] = None
@@ -90,12 +91,12 @@ class Seats:
         return request
 
     def take_changes(self) -> Sequence[RowChange]:
-        """The changes of rows since the last call."""
+        """The changes of rows since the last call; the list is then emptied."""
         changes, self._changes = self._changes, []
         return changes
 
     def is_being_read(self, request: Request) -> bool:
-        """Whether some row is reading this text and will soon store more of it than any row does
+        """Whether a row is reading this text and will soon store more of it than any row does
         now."""
         if not self._may_share(request.tokens) or any(
             other is not None and other.status is Status.ANSWERING and not self._state.lengths[row]
@@ -120,12 +121,13 @@ class Seats:
         self._changes.append(RowChange(verb, arguments))
 
     def _may_share(self, tokens: Sequence[int]) -> bool:
-        """Whether a text is long enough for its beginning to be worth taking over."""
+        """Whether a text is long enough to be worth taking over from another row."""
         return self._can_share and len(tokens) > WORTH_TAKING
 
     def _best_source(self, tokens: Sequence[int], owner: str) -> tuple[int, int]:
-        """The row of this owner that stores most of a text's beginning, and how much: all but one
-        token at most, because a row has to be fed something to be given logits."""
+        """The owner's row that stores most of the text's beginning, and how many tokens of it. At
+        least one token is left to feed, because a model gives logits only for tokens that it is
+        fed."""
         best, most = 0, 0
         if self._may_share(tokens):
             for row, other in enumerate(self.occupants):

@@ -1,8 +1,8 @@
-"""Executors carry out plans: their protocol, and the one that serves any model, drafter and rule.
+"""Executors carry out the plans of rounds: their protocol, and the reference implementation.
 
-The stepwise executor proposes, scores, decides and commits.  It is the reference for every other
-way of executing a round.  A round without a drafter, or with a drafter that has nothing to say, is
-plain decoding: the draft is simply empty.
+The stepwise executor drafts, scores, decides and commits, one after another. It serves any model,
+drafter and rule, and every other executor must decide as it does. A round without a drafter, or in
+which the drafter guesses nothing, is plain decoding: its draft is empty.
 """
 
 from __future__ import annotations
@@ -34,7 +34,8 @@ XP = compat.array_namespace(np.empty(0))
 
 @dataclass(frozen=True)
 class Decision:
-    """The outcome of a plan for each answered span: integers, and rows for the host."""
+    """The result of executing a plan: for each answered span, the accepted tokens and the one after
+    them."""
 
     drafted: Drafted
     paths: Sequence[Sequence[int]]  # (A,): the accepted nodes of each draft
@@ -55,15 +56,16 @@ class Decision:
         return self.drafted.proposals
 
     def tokens(self, index: int) -> list[int]:
-        """The new tokens of an answered span: the accepted ones of its draft, and the extra one."""
+        """The new tokens of an answered span: the accepted ones of its draft, then the extra
+        one."""
         drafted = self.drafted.proposals[index].tokens
         return [*(drafted[node] for node in self.paths[index]), self.extra[index]]
 
 
 class Stepwise:
-    """Executes plans on the rows of one target.
+    """Executes plans on the rows of one target, one stage after another.
 
-    The clock is read to report how long things took, and decides nothing.
+    It reads the clock only to report how long each stage took.
     """
 
     def __init__(self, target: LanguageModel, state: Any, drafting: Drafting, rule: Rule) -> None:
@@ -79,9 +81,10 @@ class Stepwise:
         self._noise_drawn: dict[int, Any] = {}  # with noise for the positions ahead of them
 
     def catch_up(self, plan: RoundPlan) -> None:
-        """Make the changes to rows that the planning process made before this plan.
+        """Repeat the changes of rows that the planning process made before this plan.
 
-        For executors in other processes; in the planning process they are made already.
+        Only executors in other processes need this; in the planning process the changes were made
+        already.
         """
         for verb, arguments in plan.changes:
             if verb == "leave":
@@ -90,7 +93,7 @@ class Stepwise:
                 getattr(self.target, verb)(self.state, *arguments)
 
     def execute(self, plan: RoundPlan) -> Decision:
-        """Draft, score and decide; nothing is kept until `commit`."""
+        """Draft, score and decide. Nothing is stored until `commit`."""
         times = [working()]
         drafted = self._drafting.propose(plan)
         drafts = drafted.proposals
@@ -102,8 +105,8 @@ class Stepwise:
         return Decision(drafted, paths, extra, laws, times)
 
     def commit(self, plan: RoundPlan, decision: Decision, counts: Sequence[int]) -> None:
-        """Keep what became text: counts[i] tokens of the i-th answer.  Tell the drafter, if it was
-        asked for a guess."""
+        """Store counts[i] new tokens of the i-th answered span. If the drafter was asked in this
+        round, tell it the outcome."""
         answers = zip(plan.answering, decision.paths, decision.drafts, counts, strict=True)
         kept: list[Kept] = [
             _kept(span.end - span.start, path[:count], draft)
@@ -124,7 +127,7 @@ class Stepwise:
     def _outcomes(
         self, plan: RoundPlan, decision: Decision, counts: Sequence[int]
     ) -> list[Outcome]:
-        """The outcome of each row for the drafter, rows that only read included."""
+        """What the drafter is told about each row, including rows that only read."""
         outcomes: list[Outcome] = []
         for index, (span, count) in enumerate(zip(plan.answering, counts, strict=True)):
             path, draft = decision.paths[index], decision.drafts[index]
@@ -143,18 +146,20 @@ class Stepwise:
         ]
 
     def _processed(self, row: int) -> tuple[Any, int]:
-        """The hidden states that a drafter reads, and the number of tokens behind them."""
+        """The row's hidden states that the drafter reads (None if it reads none), and the number of
+        its tokens that the model has processed."""
         if not self._drafting.layers:
             return None, 0
         target: Any = self.target
         return target.watched(self.state, row), self.state.lengths[row]
 
     def _score(self, plan: RoundPlan, drafts: Sequence[Proposal]) -> HostArray:
-        """Target logits (A, K + 1, V) of the answered spans, after the text and each guess."""
+        """The target's logits (A, K + 1, V) for the answered spans, after the text and after each
+        guess."""
         return to_numpy(self._score_on_device(plan, drafts))
 
     def _score_on_device(self, plan: RoundPlan, drafts: Sequence[Proposal]) -> Any:
-        """The sampling arrays of the plan on the device where the model computes."""
+        """The logits of `_score` on the device where the model computes."""
         rows = [span.row for span in (*plan.answering, *plan.reading)]
         feeds = [
             span.tokens + draft.tokens for span, draft in zip(plan.answering, drafts, strict=True)
@@ -172,7 +177,8 @@ class Stepwise:
     def decide(
         self, spans: Sequence[Span], drafts: Sequence[Proposal], logits: HostArray
     ) -> tuple[TargetLaws, list[Sequence[int]], list[int]]:
-        """Let the rule decide: the laws it read, the accepted nodes, and the tokens after them."""
+        """Apply the rule. Returns the target's laws, the accepted nodes of each row, and the tokens
+        after them."""
         requests = [span.request for span in spans]
         if not requests:
             return TargetLaws([], [], logits), [], []
@@ -194,7 +200,7 @@ class Stepwise:
         return laws, paths, to_numpy(extra).tolist()
 
     def _noise(self, spans: Sequence[Span]) -> TargetNoise:
-        """The noise of a round; keys are made again when other requests are answered."""
+        """The noise of a round. Its keys are made again only when the set of requests changes."""
         numbers = [span.request.number for span in spans]
         if self._key is None or numbers != self._keyed:
             self._key = seed_key(XP, [span.request.seed for span in spans], None)
@@ -206,8 +212,8 @@ class Stepwise:
 
 
 def _kept(num_fed: int, path: Sequence[int], draft: Proposal) -> Kept:
-    """The part of its feed that a model keeps: text and a path, or for a chain the number of
-    tokens."""
+    """The part of a fed text and draft that the model keeps: a number of tokens, or for a tree a
+    list of positions."""
     if draft.tree is None:
         return num_fed + len(path)
     return [*range(num_fed), *(num_fed + node for node in path)]
@@ -217,17 +223,17 @@ class Executor(Protocol):
     """Executes plans on the rows of one target."""
 
     def execute(self, plan: RoundPlan) -> Decision:
-        """Draft, score and decide; nothing is kept until `commit`."""
+        """Draft, score and decide. Nothing is stored until `commit`."""
         ...
 
     def commit(self, plan: RoundPlan, decision: Decision, counts: Sequence[int]) -> None:
-        """Keep what became text: counts[i] tokens of the i-th answer.  Requests hold their new
-        texts by now."""
+        """Store counts[i] new tokens of the i-th answered span. The requests already contain
+        them."""
         ...
 
 
 class Setup(NamedTuple):
-    """All that the executor of one engine works with."""
+    """What an executor needs to know of its engine."""
 
     target: LanguageModel
     state: Any  # the rows of the target
@@ -242,5 +248,5 @@ ChooseExecutor = Callable[[Setup], Executor]
 
 
 def step_by_step(setup: Setup) -> Executor:
-    """The executor that serves any model, drafter and rule."""
+    """Make the executor that serves any model, drafter and rule."""
     return Stepwise(setup.target, setup.state, setup.drafting, setup.rule)

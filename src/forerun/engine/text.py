@@ -1,4 +1,5 @@
-"""Tokens to text as they come, without ever splitting a character or leaking a stop string."""
+"""Turns tokens into text as they arrive; never splits a character or shows part of a stop
+string."""
 
 from __future__ import annotations
 
@@ -59,7 +60,7 @@ def _bytes_of(vocabulary: _Vocabulary, token: int, piece: str | None) -> bytes:
 
 @lru_cache(1)
 def _byte_of() -> dict[str, int]:
-    """The byte that each sign of a byte-level vocabulary stands for, as GPT-2 chose them."""
+    """The byte that each character of a byte-level vocabulary stands for, as GPT-2 defined them."""
     printable = [*range(33, 127), *range(161, 173), *range(174, 256)]
     others = [byte for byte in range(256) if byte not in printable]
     signs = {chr(byte): byte for byte in printable}
@@ -71,11 +72,11 @@ UNFINISHED = "�"
 
 
 class TextStream:
-    """The text of one request's output, growing token by token.
+    """The text of one request, which grows token by token.
 
-    A token is decoded together with a few before it, because tokenizers join words and bytes
-    across tokens.  Text that may turn out to be the start of a stop string is held back.  Stop
-    strings that are complete before there are min_tokens tokens are text like any other.
+    A token is decoded together with a few before it, because tokenizers join words and bytes across
+    tokens. Text that may turn out to be the start of a stop string is held back. Stop strings that
+    are complete before there are min_tokens tokens count as ordinary text.
     """
 
     def __init__(
@@ -106,7 +107,7 @@ class TextStream:
         return self.stopped_at is not None
 
     def release(self, *, final: bool = False) -> str:
-        """The text that may be shown by now; everything, once final."""
+        """The text that can be shown now; with `final`, all of it."""
         return "".join(part for _, part in self.release_parts(final=final))
 
     def release_parts(self, *, final: bool = False) -> list[tuple[int, str]]:
@@ -125,7 +126,7 @@ class TextStream:
 
     @property
     def shown(self) -> str:
-        """The text up to a stop string, if there was one."""
+        """The text, cut before the stop string if there was one."""
         return self.text if self.stopped_at is None else self.text[: self.stopped_at]
 
     def _take_unsure(self) -> None:
@@ -139,7 +140,7 @@ class TextStream:
             self.stopped_at = min((place for place in places if place >= 0), default=None)
 
     def _finish(self) -> None:
-        """Show the last tokens too; of a character that the end cuts nothing is shown."""
+        """Release the last tokens too, without the bytes of an incomplete character."""
         self._unsure = self._unsure.rstrip(UNFINISHED)
         self._take_unsure()
         self._context = self._decoded = len(self._tokens)
@@ -147,7 +148,7 @@ class TextStream:
             self._ends[-1] = len(self.text)
 
     def _held_back(self) -> int:
-        """Length of the longest end of the text that begins a stop string."""
+        """The length of the longest suffix of the text with which a stop string could begin."""
         most = max((len(stop) for stop in self.stop_strings), default=1) - 1
         for size in range(min(most, len(self.text)), 0, -1):
             tail = self.text[-size:]

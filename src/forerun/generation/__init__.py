@@ -1,1 +1,1 @@
-"""From a model, prompts and options to answers: `generate`, `stream` and `AsyncEngine`."""
+"""The ways to generate text from a model and prompts: `generate`, `stream` and `AsyncEngine`."""

@@ -1,4 +1,4 @@
-"""One request on its way, as a coroutine sees it."""
+"""A running request, for use in coroutines."""
 
 from __future__ import annotations
 
@@ -13,9 +13,10 @@ from forerun.engine.results import Generation, Piece, Stats
 
 
 class Answer(AsyncIterator[Piece]):
-    """One request on its way: iterate over its pieces, await its `Generation`, or abort it.
+    """A running request: iterate over its pieces, await its `Generation`, or abort it.
 
-    Several may await it.  So one that gives up (`asyncio.wait_for`) does not end the request.
+    Several coroutines may await it, so a timeout of one of them (`asyncio.wait_for`) does not end
+    the request.
     """
 
     def __init__(self, request: Request, engine: Any, abort: Callable[[Answer], bool]) -> None:
@@ -43,16 +44,16 @@ class Answer(AsyncIterator[Piece]):
 
     @property
     def stats(self) -> Stats:
-        """The counts so far; the engine's thread may be adding to them."""
+        """The counts so far; the engine's thread may still be adding to them."""
         return self.request.stats
 
     @property
     def end(self) -> asyncio.Future[None]:
-        """Finishes when the request has ended; wait for it, but do not cancel it."""
+        """A future that finishes when the request has ended. Wait for it, but do not cancel it."""
         return self._end
 
     def take_ready(self) -> list[Piece]:
-        """The pieces that are there already, without waiting."""
+        """The pieces that have arrived already, without waiting."""
         pieces = []
         while not self._pieces.empty() and (piece := self._pieces.get_nowait()) is not None:
             pieces.append(piece)
@@ -66,12 +67,12 @@ class Answer(AsyncIterator[Piece]):
         return self._abort(self)
 
     def when_entered(self, listener: Callable[[], None]) -> None:
-        """Have a function called, in the event loop, when the request is given a row. Call this
-        before anything is awaited after `submit`."""
+        """Set a function that is called, in the event loop, when the request gets a row. Set it
+        right after `submit`, before awaiting anything."""
         self._on_entry = listener
 
     def enter(self) -> None:
-        """Note that the request has been given a row; called once, in the engine's thread."""
+        """Record that the request got a row; called once, in the engine's thread."""
         self.has_entered = True
         self._call(self._tell_entry)
 
@@ -80,18 +81,17 @@ class Answer(AsyncIterator[Piece]):
             self._on_entry()
 
     def tell(self, piece: Piece) -> None:
-        """Pass on a piece; called in the engine's thread. Pieces that nobody reads are kept, at
+        """Hand a piece to the reader; called in the engine's thread. Unread pieces are kept, at
         most one for each token."""
         self.num_told += len(piece.tokens)
         self._call(self._pieces.put_nowait, piece)
 
     def finish(self, error: Exception | None) -> None:
-        """Pass on the end of the request; called once, in the engine's thread."""
+        """Tell the reader that the request has ended; called once, in the engine's thread."""
         self._call(self._set_end, error)
 
     def _set_end(self, error: Exception | None) -> None:
-        """Resolve the future of the end, and end the iteration over pieces; called in the event
-        loop."""
+        """Resolve the future and end the iteration over pieces; called in the event loop."""
         if not self._end.done():
             if error is None:
                 self._end.set_result(None)

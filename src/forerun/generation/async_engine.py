@@ -1,4 +1,4 @@
-"""An engine to await: requests from coroutines, answered together in a thread of its own.
+"""An engine for coroutines, which answers their requests together in a thread of its own.
 
     async with fr.AsyncEngine(target, drafter=fr.drafters.Suffix()) as engine:
         answer = engine.submit("Once upon a time", max_new_tokens=64)
@@ -6,8 +6,8 @@
             print(piece.text, end="")
         print((await answer).finish_reason)
 
-Rounds run in one thread, which blocks no event loop.  Between rounds it takes in new requests and
-lets go of aborted ones, so nobody waits longer than a round to be heard.
+Rounds run in one thread and block no event loop. Between rounds the thread takes in new requests
+and ends aborted ones, so both take effect after one round at most.
 """
 
 from __future__ import annotations
@@ -44,9 +44,9 @@ from forerun.trees.tree import Tree
 
 
 class EngineThread:
-    """A thread that runs rounds while there is something to do, and waits in between.
+    """A thread that runs rounds while there are requests, and sleeps otherwise.
 
-    max_waiting: requests beyond these are refused.
+    max_waiting: more waiting requests than these are refused.
     """
 
     def __init__(self, engine: Engine, max_waiting: int) -> None:
@@ -64,12 +64,12 @@ class EngineThread:
 
     @property
     def num_running(self) -> int:
-        """Requests that have a row."""
+        """The number of requests that have a row."""
         return len(self._engine.running)
 
     @property
     def num_waiting(self) -> int:
-        """Requests that have no row yet."""
+        """The number of requests that have no row yet."""
         return len(self._new) + self._engine.num_queued
 
     def submit(self, answer: Answer) -> None:
@@ -88,7 +88,7 @@ class EngineThread:
             self._lock.notify()
 
     def _check_open(self) -> None:
-        """Refuse a request of an engine that has failed or is closed."""
+        """Raise if the engine has failed or is closed."""
         if self.failure is not None:
             raise GenerationError(f"The engine has failed: {shown(self.failure)}.", None)
         if self._is_closing:
@@ -106,7 +106,8 @@ class EngineThread:
             return True
 
     def work(self) -> None:
-        """Run rounds until closed: take in and abort requests, run one round, report."""
+        """The body of the thread: until closed, take in and abort requests, run one round,
+        report."""
         try:
             while self._take_in():
                 for request, gained in self._engine.step():
@@ -133,7 +134,7 @@ class EngineThread:
             self._end(answer, request.num_output - len(request.given) - answer.num_told)
 
     def _take_in(self) -> bool:
-        """Wait for something to do; returns False when the engine is to end."""
+        """Wait for work and take it in. Returns False when the thread should end."""
         with self._lock:
             while not (self._new or self._aborted or self._is_closing or self._engine.busy):
                 self._lock.wait()
@@ -151,14 +152,14 @@ class EngineThread:
         return True
 
     def _report(self, request: Request, gained: int) -> None:
-        """Pass on to the owner of a request what a round gave it."""
+        """Give the request's reader what a round has added."""
         if request.finish_reason is None:
             self._answers[request.number].tell(piece_of(request, gained))
         else:
             self._end(self._answers.pop(request.number), gained)
 
     def _end(self, answer: Answer, gained: int = 0) -> None:
-        """Tell the owner of a request that it has ended."""
+        """Tell the request's reader that it has ended."""
         request, error = answer.request, None
         answer.tell(piece_of(request, gained))
         if request.error is not None:
@@ -180,11 +181,13 @@ class AsyncEngine:
     """Answers requests as they come, several in one pass.
 
     target, drafter, draft_length, tree, rule: as for `generate`.
-    max_batch: requests that share a pass.  max_waiting: requests that may wait for a row; one more
-    is refused with `EngineFullError`.  slowdown: times as long as usual that a round may take in
-    order to read prompts: more gives sooner first tokens and longer pauses.  Close it, or use it
-    with `async with`; one that is dropped ends its thread when it is collected, which is not before
-    its answers have ended.
+    max_batch: how many requests may share a pass.
+    max_waiting: how many requests may wait for a row; one more is refused with `EngineFullError`.
+    slowdown: a round that also reads prompts may take this many times as long as usual. More gives
+    earlier first tokens and longer pauses between tokens.
+
+    Close it, or use it with `async with`. If it is only dropped, its thread ends when it is
+    garbage-collected, after its answers have ended.
     """
 
     def __init__(
@@ -238,14 +241,15 @@ class AsyncEngine:
         priority: int = 0,
         timeout: float | None = None,
     ) -> Answer:
-        """Queue a request, from a coroutine; options as for `generate`.
+        """Queue a request; call it from a coroutine. Options are as for `generate`.
 
         resume: output tokens that exist already, for instance from an engine that died.
-        owner: whose request this is.  What drafters remember and what rows store of one owner's
-        texts serves no other; of equal priority, the owner with the fewest running requests comes
-        first.  draft_length: guesses in a row for this request, at most; 0 for plain decoding.
-        priority: a higher one gets a row first.  timeout: seconds after which the request ends as
-        it is, with finish_reason "deadline".
+        owner: the name of the request's owner. Stored texts and what drafters learn are shared only
+        within one owner; of equal priority, the owner with the fewest running requests comes first.
+        draft_length: the most guesses in a row for this request; 0 for plain decoding.
+        priority: requests with a higher one get a row first.
+        timeout: seconds after which the request ends with the text it has and finish_reason
+        "deadline".
         """
         options = AnswerOptions(
             sampling, max_new_tokens, stop, stop_tokens, ignore_eos, logprobs, logprobs_of, owner,
@@ -258,7 +262,7 @@ class AsyncEngine:
         return self.enqueue(*make_samples(self.target, tokens, options, given=resume))
 
     def enqueue(self, request: Request) -> Answer:
-        """Queue a request that was made for the target, from a coroutine."""
+        """Queue a `Request` that was made for this target; call it from a coroutine."""
         note = self._note
         if note is None and self._is_plain:
             note = idle_options(request.draft_length or 0, None)
@@ -269,22 +273,22 @@ class AsyncEngine:
 
     @property
     def num_running(self) -> int:
-        """Requests that have a row."""
+        """The number of requests that have a row."""
         return self._worker.num_running
 
     @property
     def num_waiting(self) -> int:
-        """Requests that have no row yet."""
+        """The number of requests that have no row yet."""
         return self._worker.num_waiting
 
     @property
     def failure(self) -> Exception | None:
-        """The exception that ended the engine, if any: mostly a model's.  The engine takes no more
-        requests then."""
+        """The exception that ended the engine, usually raised by the model; None if it works. An
+        engine that has failed refuses requests."""
         return self._worker.failure
 
     async def close(self) -> None:
-        """Abort the running requests, and end the thread."""
+        """Abort the running requests, and wait until the thread has ended."""
         self._worker.close()
         while self._worker.thread.is_alive():  # no thread waits for it: a pass may never return
             await asyncio.sleep(CLOSE_PAUSE)

@@ -1,4 +1,4 @@
-"""From what a caller asked for to a drafter: "auto", a name of the command line, or an object."""
+"""Finds the drafter that a caller asked for: by "auto", by a name, or as an object."""
 
 from __future__ import annotations
 
@@ -34,10 +34,10 @@ _lock = RLock()
 
 
 def drafter_for(target: LanguageModel, drafter: Drafter | str | None) -> Drafter | None:
-    """The drafter that was asked for; None is plain decoding.
+    """The drafter that was asked for; None for plain decoding.
 
-    One that was named is made once and kept as long as the target lives: what it has learned, and
-    the weights it has loaded, serve the next call.  A model drafts by itself.
+    A drafter asked for by name is made once and kept as long as the target lives, so later calls
+    reuse its weights and what it has learned. A model becomes a drafter by itself.
     """
     if drafter is None:
         return None
@@ -57,9 +57,9 @@ def drafter_for(target: LanguageModel, drafter: Drafter | str | None) -> Drafter
 
 
 def make_drafter(spec: str, load: Callable[[str], Any] = as_model) -> Drafter | None:
-    """The drafter of that name; any other name is given to `load` as that of a model.
+    """Make a drafter from its name. "none" gives None, and "a+b" a `Mixed` of both.
 
-    `none` is None.  A plus between two makes a `Mixed` of them.
+    load: loads the model of that name, for names that are not drafters.
     """
     if spec == "none":
         return None
@@ -72,7 +72,8 @@ def make_drafter(spec: str, load: Callable[[str], Any] = as_model) -> Drafter | 
 
 
 def drafters_for(target: LanguageModel, drafters: Drafters) -> dict[str, Drafter]:
-    """Drafters by the names they were given, or else their own; `none` is left out."""
+    """Drafters by the names that the caller gave, or else by their own names; "none" is left
+    out."""
     if isinstance(drafters, Mapping):
         asked = dict(drafters)
     else:
@@ -84,7 +85,7 @@ def drafters_for(target: LanguageModel, drafters: Drafters) -> dict[str, Drafter
 
 
 def _is_model(given: Any) -> bool:
-    """Whether an object is a language model, ours or of transformers, and not a drafter."""
+    """Whether an object is a language model (ours or transformers') and not a drafter."""
     if isinstance(given, type) or hasattr(given, "propose"):
         return False
     return isinstance(given, LanguageModel) or (hasattr(given, "config") and callable(given))
@@ -106,10 +107,11 @@ BESIDE = "drafter"
 
 
 def usual_drafter(target: LanguageModel) -> Drafter:
-    """A drafter trained for this target, mixed with suffix lookup; or suffix lookup alone.
+    """The default drafter: one trained for this target, mixed with suffix lookup; or suffix lookup
+    alone.
 
-    On the lean GPU pass a trained one works alone: it drafts within the captured rounds, and suffix
-    lookup, on the host, would take it out of them.
+    On the lean GPU pass a trained drafter is used alone. It drafts within captured rounds, and
+    suffix lookup, which runs on the host, would prevent these.
     """
     folder = trained_folder(target)
     if folder is None:
@@ -124,7 +126,8 @@ def usual_drafter(target: LanguageModel) -> Drafter:
 
 
 def trained_folder(target: LanguageModel) -> Path | None:
-    """The folder of a drafter that fits this target: beside its weights, or the shipped one."""
+    """The folder of a drafter that fits this target, beside its weights or shipped with Forerun; or
+    None."""
     if not isinstance(target, Inspectable):
         return None
     for folder in (Path(target.name) / BESIDE, SHIPPED):
@@ -135,7 +138,7 @@ def trained_folder(target: LanguageModel) -> Path | None:
 
 
 def _fits(trained: Fingerprint, target: Any) -> bool:
-    """Whether a drafter was trained for this target, whose hidden states can be read."""
+    """Whether a drafter was trained for this target, and the target's hidden states can be read."""
     if (trained.hidden_size, trained.num_layers) != (target.hidden_size, target.num_layers):
         return False
     if isinstance(target, CpuPass):  # without loading its transformers model

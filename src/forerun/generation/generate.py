@@ -66,32 +66,32 @@ def generate(
     """Generate from one prompt (a `Generation`) or from a list of them (a list).
 
     target: a model from `forerun.load` or `forerun.wrap`, a transformers model, or a function; or
-        the name or folder of a model, of which the last one is kept for the next call.
+    the name or folder of a model. The model loaded last by name is kept for the next call.
     prompt: text, token ids, chat messages, or what a tokenizer returned; or a list of any of these.
-    drafter: what guesses ahead.  "auto" is the trained drafter that fits the target (the shipped
-        one, or one in the folder "drafter" inside the model's folder) with suffix lookup, or suffix
-        lookup alone.  Names of the command line are taken too: "ngram", "heads:folder", a model's
-        name, "heads+suffix".  A model drafts as `forerun.drafters.Model` of it, which is worth
-        keeping for many calls.  None is plain decoding through the same loop.
-    draft_length: how many guesses may follow one another; 0 is none at all, and "auto" chooses
-        anew in every round what pays on this machine, which never changes the text under `match`.
+    drafter: what guesses ahead. "auto" is the trained drafter that fits the target (the shipped
+    one, or one in the folder "drafter" inside the model's folder) with suffix lookup, or suffix
+    lookup alone. Names as on the command line work too: "ngram", "heads:folder", a model's name,
+    "heads+suffix". A model drafts as `forerun.drafters.Model`; make that once if you call often.
+    None is plain decoding through the same loop.
+    draft_length: how many guesses may follow one another. 0 is none at all, and "auto" chooses in
+    every round what pays on this machine, which never changes the text under `match`.
     tree: None for a chain of guesses; a number of nodes for trees that grow as the drafter sees
-        fit, which only `match` allows; or a `Tree` to fill, whatever draft_length is above 0.
-    sampling, max_new_tokens: for all prompts, or one for each.  With sampling.n above 1 each
-        prompt gives a list of n generations, which the annotations do not show.  One seed for a
-        list of prompts answers each as it would alone, so equal prompts get equal texts; n, or a
-        seed for each, makes them differ.
-    stop: strings that end the text and are left out of it.  stop_tokens: ids that end it, beside
-        the model's own unless ignore_eos.
-    logprobs: report each token's log-probability and those of that many likeliest tokens.
+    fit, which only `match` allows; or a `Tree` to fill, whatever draft_length is above 0.
+    sampling, max_new_tokens: for all prompts, or one for each. With sampling.n above 1 each prompt
+    gives a list of n generations, which the annotations do not show. With one seed for a list of
+    prompts, each is answered as if it were alone, so equal prompts get equal texts; n, or a seed
+    for each, makes them differ.
+    stop: strings that end the text and are left out of it.
+    stop_tokens: ids that end the text, in addition to the model's own unless ignore_eos.
+    logprobs: report each token's log-probability, and those of this many likeliest tokens.
     logprobs_of: "model" reports the model's own, as OpenAI does; "sampling" those of the
-        distribution that tokens were sampled from, after temperature, top-p and the rest.
-    resume: output tokens that exist already, for a list of prompts one list for each.  The text
-        goes on after them exactly as it would have under `match`, and max_new_tokens counts them.
+    distribution that tokens were sampled from, after temperature, top-p and the rest.
+    resume: output tokens that exist already; for several prompts, one list for each. The text
+    continues exactly as it would have under `match`, and max_new_tokens counts these tokens.
     batch_size: how many requests share a pass.
-    errors: "raise" raises a `GenerationError` if a request fails on the way (NaN logits, a
-        processor that raises), after the others have been answered, and carries all results;
-        "return" returns them, the failed one with its `error`.
+    errors: what to do if a request fails on the way (NaN logits, a processor that raises). "raise"
+    answers the others and then raises a `GenerationError` that carries all results; "return"
+    returns them, the failed one with its `error`.
     """
     run = Run(
         target, prompt, drafter=drafter, draft_length=draft_length, tree=tree, rule=rule,
@@ -113,7 +113,7 @@ Door = TypeVar("Door", bound=Callable[..., Any])
 
 
 def _called_like(function: Callable[..., Any]) -> Callable[[Door], Door]:
-    """Give a function the signature of another, for people and editors."""
+    """A decorator that gives a function the signature of another, for people and editors."""
 
     def change(other: Door) -> Door:
         other.__signature__ = signature(function).replace(  # type: ignore[attr-defined]
@@ -138,10 +138,10 @@ def stream(target: Any, prompt: Any, **options: Unpack[GenerateOptions]) -> Stre
 @_called_like(generate)
 @shown_by('fr.stream("HuggingFaceTB/SmolLM2-135M-Instruct", "Once upon a time")')
 def stream(target: Target, prompt: Any, **options: Any) -> Stream[Any]:
-    """Like `generate`, but yields a `Piece` whenever a round gave a request something to show.
+    """Like `generate`, but yields a `Piece` whenever a round has new text for a request.
 
-    Pieces of several prompts interleave and carry the prompt's index, and the sample's.  A request
-    that fails ends with a piece whose finish_reason is "error"; the stream raises at its end.
+    Pieces of several prompts interleave; each has the index of its prompt and sample. A request
+    that fails ends with a piece whose finish_reason is "error", and the stream raises at its end.
     `results()` gives what `generate` would have returned.
     """
     bound = signature(generate).bind(target, prompt, **options)
@@ -150,7 +150,7 @@ def stream(target: Target, prompt: Any, **options: Any) -> Stream[Any]:
 
 
 class Stream(Iterator[Piece], Generic[Results]):
-    """Iterates over pieces as they come; dropping or closing it cancels the rest."""
+    """Iterates over pieces as they come; closing or dropping it cancels unfinished requests."""
 
     def __init__(self, run: Run) -> None:
         self._run = run
@@ -167,18 +167,19 @@ class Stream(Iterator[Piece], Generic[Results]):
         self.close()
 
     def generation(self, index: int) -> Generation:
-        """The answer to one of the prompts as far as it has got (its first sample)."""
+        """The answer so far to the prompt with this index (its first sample)."""
         return self._run.requests[sum(self._run.counts[:index])].generation()
 
     def results(self) -> Results:
-        """The results as `generate` returns them, as far as they have got; this ends the stream."""
+        """End the stream and return what `generate` would have returned, with answers as far as
+        they are."""
         self.close()
         done: Results = self._run.results()
         return done
 
 
 def _pieces(run: Run) -> Generator[Piece, None, Any]:
-    """The pieces of all requests, round by round; closing the generator closes the engine."""
+    """Yield the pieces of all requests, round by round; closing the generator closes the engine."""
     try:
         while run.engine.busy:
             for request, gained in run.engine.step():
@@ -190,7 +191,7 @@ def _pieces(run: Run) -> Generator[Piece, None, Any]:
 
 
 def piece_of(request: Request, gained: int) -> Piece:
-    """The piece that a request gained in the last round."""
+    """The piece of text that a request gained in the last round."""
     ended = request.finish_reason is not None
     parts = [] if request.text is None else request.text.release_parts(final=ended)
     logprobs = None
@@ -208,7 +209,7 @@ def piece_of(request: Request, gained: int) -> Piece:
 
 
 class Run:
-    """One call of `generate` or `stream`, while it runs."""
+    """One running call of `generate` or `stream`."""
 
     def __init__(
         self,
@@ -280,7 +281,7 @@ class Run:
         raise GenerationError(message, self.results()) from first.cause
 
     def results(self) -> Any:
-        """Generations in the shape of the call."""
+        """The generations, nested as the caller's prompts and samples."""
         done = iter([request.generation() for request in self.requests])
         grouped: list[Generation | list[Generation]] = []
         for count in self.counts:
@@ -290,14 +291,15 @@ class Run:
 
 
 def _with(options: AnswerOptions, sampling: Sampling, limit: int) -> AnswerOptions:
-    """The options of the next prompt, which are mostly those of the one before."""
+    """The previous prompt's options, with this prompt's sampling and limit; the same object if
+    equal."""
     if sampling is options.sampling and limit is options.max_new_tokens:
         return options
     return replace(options, sampling=sampling, max_new_tokens=limit)
 
 
 def _each(value: Any, count: int, name: str, kind: Any) -> Sequence[Any]:
-    """One value per prompt, of a value of this kind for all prompts or a list of them."""
+    """One value per prompt, from a single value of type `kind` or a list of them."""
     if isinstance(value, kind | str) or not isinstance(value, Sequence):
         return [value] * count
     if len(value) != count:
@@ -308,7 +310,7 @@ def _each(value: Any, count: int, name: str, kind: Any) -> Sequence[Any]:
 
 
 def _outputs(resume: Any, count: int) -> Sequence[Any]:
-    """The output that already exists for each of several prompts; none, or one for every prompt."""
+    """The existing output of each of `count` prompts; an empty `resume` means none."""
     is_list = isinstance(resume, Sequence) and not isinstance(resume, str)
     if not is_list or len(resume) not in (0, count):
         cure = f"Pass a list of {count} lists of tokens, empty ones included."

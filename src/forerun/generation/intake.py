@@ -1,4 +1,4 @@
-"""From a prompt and its options to a request that fits the model, or the reason why it does not."""
+"""Makes requests from prompts and options, and refuses those that do not fit the model."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def make_samples(
     index: int = 0,
     given: Sequence[int] = (),
 ) -> list[Request]:
-    """The requests for the samples of one prompt in token ids, each with a seed of its own."""
+    """The requests for the samples of one prompt (token ids), each with its own seed."""
     sampling = options.sampling
     if given and sampling.n > 1:
         cure = "Resume each sample as a request of its own, with its own seed."
@@ -54,10 +54,10 @@ def make_request(
     sample: int = 0,
     given: Sequence[int] = (),
 ) -> Request:
-    """A request that fits the model, or the reason why it does not.
+    """Make a request, or raise the reason why it does not fit the model.
 
     prompt: token ids of the model, as `encode` gives them.
-    given: output that exists already; max_new_tokens counts it.
+    given: output tokens that exist already; max_new_tokens counts them.
     """
     sampling = options.sampling
     tokenizer = getattr(model, "tokenizer", None)
@@ -103,8 +103,8 @@ def _checked_output(
     endings: Sequence[int],
     text: TextStream | None,
 ) -> list[int]:
-    """The output that exists already, with which the text begins; refuses ids that are no output of
-    the model, or leave nothing to generate."""
+    """The existing output, as a list. Refuses ids that are not output of the model, or that leave
+    nothing to generate."""
     is_list = isinstance(given, Sequence) and not isinstance(given, str)
     if not is_list or not all(isinstance(token, int | np.integer) for token in given):
         cure = "Pass output tokens: a list of ids, for several prompts one list for each."
@@ -128,7 +128,7 @@ def _checked_output(
 
 
 def ending_tokens(model: LanguageModel) -> tuple[int, ...]:
-    """The ids with which the model itself ends a text, as transformers finds them."""
+    """The ids with which the model ends a text, as transformers determines them."""
     stated = getattr(model, "endings", None)
     ids = endings_of(getattr(model, "model", None)) if stated is None else stated
     return tuple(sorted({int(token) for token in ids if 0 <= token < model.vocab_size}))
@@ -137,9 +137,9 @@ def ending_tokens(model: LanguageModel) -> tuple[int, ...]:
 def _with_cursor(
     model: LanguageModel, sampling: Sampling, grammar: Grammar, endings: Sequence[int]
 ) -> tuple[Sampling, tuple[int, ...]]:
-    """Options whose grammar has a matcher of its own, and the tokens that end the text.
+    """The options, with a grammar matcher for this request alone, and the tokens that end the text.
 
-    Nothing can follow the end of a grammar, so its ending tokens end the text in any case.
+    Nothing can follow the end of a grammar, so the grammar's ending tokens always end the text.
     """
     tokenizer = getattr(model, "tokenizer", None)
     last = getattr(tokenizer, "eos_token_id", None)
@@ -150,7 +150,7 @@ def _with_cursor(
 
 
 def _refuse_empty(grammar: Grammar, cursor: Cursor, vocab_size: int, ends: Sequence[int]) -> None:
-    """Refuse a grammar that allows nothing, or nothing but an empty text."""
+    """Refuse a grammar that allows no text, or only an empty one."""
     received = f"{shown(grammar):.80}"
     cure = "Correct it: some token must be allowed to come first."
     try:
@@ -169,7 +169,7 @@ def has_grammar(request: Request) -> bool:
 
 
 def _bad_words(sampling: Sampling, model: LanguageModel) -> tuple[tuple[int, ...], ...]:
-    """Bad words as ids; a word given as text is banned with and without a space before it."""
+    """Bad words as ids. A word given as text is banned with and without a space before it."""
     words: set[tuple[int, ...]] = set()
     tokenizer = getattr(model, "tokenizer", None)
     for word in sampling.bad_words:

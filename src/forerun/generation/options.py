@@ -1,4 +1,4 @@
-"""The options of a call: their types, and what to write instead of one that does not exist."""
+"""The types of the options of `generate`, and helpful errors for options that do not exist."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ IN_SAMPLING = {field.name: field.name for field in fields(Sampling)} | {
 def refuses_unknown(
     function: Callable[Parameters, Returned],
 ) -> Callable[Parameters, Returned]:
-    """Let a function answer an unknown option with what to write instead."""
+    """A decorator: if the function gets an unknown option, the error says what to write instead."""
     known = [name for name in signature(function).parameters if name != "self"]
 
     @wraps(function)
@@ -125,6 +125,6 @@ def _refusal(function: str, unknown: Mapping[str, Any], known: Sequence[str]) ->
 
 
 def _shown(value: Any) -> str:
-    """A value in a message: itself, or its type where it is a large object such as a model."""
+    """A value as text for a message; for a large object such as a model, its type."""
     is_plain = isinstance(value, bool | int | float | str | list | tuple | dict | None)
     return f"{shown(value):.40}" if is_plain else f"a {type(value).__name__}"

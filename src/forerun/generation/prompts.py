@@ -1,4 +1,4 @@
-"""Prompts of any kind as token ids."""
+"""Turns prompts of any kind into token ids."""
 
 from __future__ import annotations
 
@@ -35,13 +35,13 @@ def is_one(prompt: Any) -> bool:
 
 
 def prompts_of(prompt: Any) -> tuple[list[Any], bool]:
-    """The prompts that a caller passed, and whether that was a single one."""
+    """The prompts that a caller passed, and whether it was a single one."""
     prompt = _unpacked(prompt) if _is_encoding(prompt) else prompt
     return ([prompt], True) if is_one(prompt) else (list(prompt), False)
 
 
 def encode(model: LanguageModel, prompt: Any) -> list[int]:
-    """The token ids of one prompt; chat messages go through the tokenizer's template."""
+    """The token ids of one prompt. Chat messages go through the tokenizer's template."""
     if isinstance(prompt, str):
         tokenizer = _tokenizer(model, "A prompt given as text")
         refuse_halves("The prompt", prompt)
@@ -78,8 +78,8 @@ def _is_chat(prompt: Any) -> bool:
 
 
 def _unpacked(prompt: Mapping[str, Any]) -> Any:
-    """The ids in what a tokenizer returned (`BatchEncoding`), without padding: an array (N,), or
-    a list of them."""
+    """The ids in the output of a tokenizer (`BatchEncoding`), without padding: an array (N,), or a
+    list of arrays."""
     ids, mask = _listed(prompt["input_ids"]), _listed(prompt.get("attention_mask"))
     if not isinstance(ids, Sequence) or isinstance(ids, str):
         wrong, cure = "That is no prompt: its input_ids are no token ids.", "Pass a list of them."
@@ -95,13 +95,13 @@ def _listed(values: Any) -> Any:
 
 
 def _unpadded(ids: Sequence[int], mask: Sequence[int] | None) -> Any:
-    """The ids that a tokenizer's mask marks as text, (N,)."""
+    """The ids (N,) that the attention mask does not mark as padding."""
     kept = ids if mask is None else [token for token, seen in zip(ids, mask, strict=True) if seen]
     return np.asarray(kept, dtype=None if kept else np.int64)
 
 
 def _encoded_chat(model: LanguageModel, chat: Sequence[Message]) -> list[int]:
-    """The ids of a chat, by the template of the model's tokenizer."""
+    """The ids of a chat, rendered by the template of the model's tokenizer."""
     tokenizer = _tokenizer(model, "A chat")
     chat = [_with_text(message) for message in chat]
 
@@ -134,7 +134,8 @@ def _encoded_chat(model: LanguageModel, chat: Sequence[Message]) -> list[int]:
 
 
 def _with_text(message: Any) -> Message:
-    """The message, checked; parts of text, as OpenAI's clients send them, are put together."""
+    """The message, checked. Content given as a list of text parts (as OpenAI's clients send it) is
+    joined."""
     cure = "Write {'role': 'user', 'content': '...'}."
     if not _is_message(message):
         wrong = "A chat holds something that is no message."
@@ -160,8 +161,8 @@ def _is_part(part: Any) -> bool:
 
 
 def _ids(prompt: Any) -> list[int]:
-    """The token ids in an array or a list; refuses what is neither, with a cure by the kind of
-    value."""
+    """The token ids in an array or a list. For anything else, the error says what to pass
+    instead."""
     try:
         ids = to_numpy(prompt) if hasattr(prompt, "ndim") else np.asarray(prompt)
     except ValueError:  # lists of different lengths
@@ -180,7 +181,8 @@ def _ids(prompt: Any) -> list[int]:
 
 
 def _described(value: Any) -> str:
-    """A description of a value that is no prompt; of a list, the types of its items."""
+    """A description, for an error, of a value that is not a prompt; of a list, the types of its
+    items."""
     if value is None or isinstance(value, bytes):
         return "None" if value is None else "bytes"
     kind = type(value).__name__
@@ -193,7 +195,8 @@ def _described(value: Any) -> str:
 
 
 def refuse_halves(what: str, text: str) -> None:
-    """Refuse a lone surrogate, which some ways to cut or read texts leave behind."""
+    """Refuse text with a lone surrogate (half of a character), which some ways to cut or read text
+    leave."""
     try:
         text.encode()
     except UnicodeEncodeError as error:
@@ -230,10 +233,12 @@ def check_roles(
     template: Any,
     render: Callable[[Sequence[Mapping[str, Any]]], str],
 ) -> None:
-    """Refuse a message that the template drops because of its role; warn of a role that neither
-    the template nor anybody else knows.
+    """Refuse a message that the template drops because of its role. Warn of a role that is neither
+    in the template nor in common use.
 
-    text: the chat as the template words it.  template: its source.  render: words another chat.
+    text: the chat as rendered by the template.
+    template: the template's source.
+    render: renders another chat.
     """
     named = roles_of(template)
     for number, message in enumerate(chat):
@@ -254,7 +259,8 @@ def check_roles(
 
 
 def roles_of(template: Any) -> list[str]:
-    """The roles that the source of a template compares with; none where the template is no text."""
+    """The roles that a template's source mentions in comparisons; none if the template is not
+    text."""
     if not isinstance(template, str):
         return []
     compared = " ".join(COMPARED.findall(template))
@@ -266,7 +272,8 @@ def _is_dropped(
     number: int,
     render: Callable[[Sequence[Mapping[str, Any]]], str],
 ) -> bool:
-    """Whether a message of that role leaves no trace, whatever it says, and a user's does."""
+    """Whether the template leaves out a message with this role, although it shows a user's
+    message."""
     marked = [*chat[:number], {**chat[number], "content": MARK}, *chat[number + 1 :]]
     try:
         return MARK not in render(marked) and MARK in render([{"role": "user", "content": MARK}])

@@ -1,1 +1,1 @@
-"""Counter-based random numbers, addressed by their purpose, and the race that chooses tokens."""
+"""Random numbers that are looked up by address, and the race that samples tokens with them."""

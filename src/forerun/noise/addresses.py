@@ -1,8 +1,9 @@
-"""The addresses of random numbers: their purpose, a position and a slot.
+"""The addresses of random numbers: a purpose, a position and a slot.
 
-A number of a round (an acceptance coin, a residual draw, a draft token) belongs to a slot.  An
-*addressing* says where the number of a slot lies.  Production and enumeration use one addressing,
-so `fr.law` and `certify` notice one that reads a number twice.
+A number used in a round (an acceptance coin, a residual draw, a draft token) belongs to a slot of
+the draft. An *addressing* is a function that gives the address of a slot's number. Generation and
+the enumeration in `fr.law` use the same one, so `fr.law` and `certify` notice if two uses read the
+same number.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from typing import Any, NamedTuple
 
 
 class Purpose(IntEnum):
-    """The use of a random number.  Numbers of different purposes never share bits."""
+    """What a random number is used for. Numbers with different purposes never share bits."""
 
     TARGET = 0  # the exponential of one token
     TARGET_BLOCK = 1  # the minimum of a block of tokens and its lane
@@ -32,10 +33,10 @@ position of the round, because numbers before it may have been used.
 
 
 def by_round(purpose: Purpose, first: Any, slot: Any) -> tuple[Any, Any]:
-    """The production addressing: the round's first position, and the slot.
+    """The addressing used in generation: the position where the round begins, and the slot.
 
     The slot's own position would be wrong: a slot that `block` tests and drops is tested again in
-    the next round, with a coin that must be new.
+    the next round, and needs a new coin there.
     """
     return first, slot
 

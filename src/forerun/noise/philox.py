@@ -1,10 +1,11 @@
-"""Philox-4x32-10: a counter in, four random 32-bit words out, with equal bits in every library.
+"""The Philox-4x32-10 generator: turns a counter into four random 32-bit words, the same in every
+array library.
 
 A counter-based generator has no state: a random number is looked up at an address instead of taken
-from a stream, so earlier events (rejections, other requests, another K) cannot shift it.
+from a stream, so earlier events (rejections, other requests, another draft length) cannot shift it.
 
 Both halves of the round function are in one stacked array, which halves the number of array
-operations.  Words are in the widest integers that the library multiplies without loss.
+operations. Words are stored in the widest integers that the library multiplies without loss.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ def check_seeds(seeds: Sequence[int]) -> None:
 
 
 def word_dtype(xp: Namespace) -> Any:
-    """The integer type for words.  JAX has no 64-bit integers by default, Torch no unsigned
+    """The integer type for words. JAX has no 64-bit integers by default, and Torch has no unsigned
     ones."""
     if compat.is_jax_namespace(xp):
         return xp.uint32
@@ -78,8 +79,8 @@ def _rounds(xp: Namespace, counter: tuple[Array, ...], keys: Array) -> tuple[Arr
 
 
 def philox_one(counter: tuple[int, ...], key: tuple[int, int]) -> tuple[int, ...]:
-    """The four words of one counter in Python integers; for a few counters this is faster than an
-    array."""
+    """The four words of one counter, computed in Python integers; for a few counters this is faster
+    than arrays."""
     c0, c1, c2, c3 = counter
     first, second = key
     for _ in range(NUM_ROUNDS):
@@ -98,12 +99,13 @@ def round_keys(xp: Namespace, low: Array, high: Array) -> Array:
 
 
 def as_words(xp: Namespace, values: int | tuple[int, ...], like: Array) -> Array:
-    """Constants in the type of `like`: JAX takes no plain integer of more than 31 bits."""
+    """Integer constants in the dtype of `like`. Needed because JAX takes no plain integer of more
+    than 31 bits."""
     return xp.asarray(values, dtype=like.dtype, device=compat.device(like))
 
 
 def _swap(xp: Namespace, pair: Array) -> Array:
-    """The two halves of a pair exchanged; a view in libraries that have reversed views."""
+    """The two halves of a pair exchanged; a view where the library supports reversed views."""
     return pair[::-1, ...] if compat.is_numpy_namespace(xp) else xp.flip(pair, axis=0)
 
 
@@ -122,15 +124,15 @@ def _multiply_unsigned(constant: Array, words: Array, mask: Array) -> tuple[Arra
 
 
 def _multiply_signed(constant: Array, words: Array, mask: Array) -> tuple[Array, Array]:
-    """High and low half of products in signed 64-bit integers.  They wrap to the bits of unsigned
-    products; only the shift extends the sign, which the mask removes."""
+    """The high and low halves of products, computed in signed 64-bit integers. Overflow gives the
+    same bits as unsigned products; only the shift extends the sign, which the mask removes."""
     product = constant * words
     return (product >> 32) & mask, product & mask
 
 
 def _multiply_narrow(constant: Array, words: Array, mask: Array) -> tuple[Array, Array]:
-    """High and low half of products in 32-bit integers, whose products drop the high bits; computed
-    from 16-bit halves of the factors."""
+    """The high and low halves of products, computed in 32-bit integers. These drop the high bits of
+    a product, so the factors are split into 16-bit halves."""
     a_high, a_low = constant >> 16, constant & 0xFFFF
     b_high, b_low = words >> 16, words & 0xFFFF
     low = a_low * b_low

@@ -1,22 +1,23 @@
-"""Randomness as a function: uniform(seed, position, token, purpose), never a stream.
+"""Randomness as a function, uniform(seed, position, token, purpose), instead of a stream.
 
-The token chosen at a position is a function of that position's law and of noise that depends on
-seed and position alone: not on the batch, on K, on the drafter, or on rejections.  This makes
-"same seed, same text" true.
+The token chosen at a position depends only on that position's law and on noise that is a function
+of seed and position: not on the batch, the draft length, the drafter, or rejections. This is why
+the same seed gives the same text.
 
-Plain sampling is an exponential race: token i arrives at time E_i / p_i with E_i ~ Exp(1), and
-the first to arrive is the sample (the Gumbel-max trick without the logarithms).  A drafter that
-races its own law against the *same* E tends to pick the same winner.
+Sampling is an exponential race: token i arrives at time E_i / p_i with E_i ~ Exp(1), and the first
+to arrive is the sample (the Gumbel-max trick without logarithms). A drafter that races its own law
+with the *same* E tends to pick the same winner.
 
-A plain race over a vocabulary needs one random number per token.  Noise of two levels avoids that.
-Each block of 256 tokens draws the *minimum* of its exponentials, an Exp(256), and the lane that has
-it; the exponential of another lane is that minimum plus a fresh Exp(1).  As exponentials have no
-memory, these are independent Exp(1) again.  A block whose minimum, divided by its largest
-probability, is later than a time already seen cannot contain the winner and draws nothing more: a
-row of 128,256 tokens needs 501 numbers and a few opened blocks.
+A plain race needs one random number per token of the vocabulary. Noise of two levels avoids that.
+Each block of 256 tokens draws the *minimum* of its exponentials, which is Exp(256), and the lane
+(place in the block) of that minimum; the exponential of any other lane is the minimum plus a fresh
+Exp(1). Because the exponential distribution has no memory, these are independent Exp(1) again. If a
+block's minimum, divided by its largest probability, is later than an arrival already seen, the
+block cannot contain the winner and draws nothing more. A row of 128,256 tokens needs 501 numbers
+and a few opened blocks.
 
-A single row on the host is raced by `race_row`, which does not even compute most weights.  A weight
-is an exponential of a score, and larger scores have larger weights, so the largest of a block is
+On the host, `race_row` races a single row and does not even compute most weights. A weight is the
+exponential of a score, and larger scores have larger weights, so the largest weight of a block is
 found among scores, and only tokens that may still win are weighed: some hundreds of 50,000.
 """
 
@@ -82,7 +83,8 @@ def seed_key(xp: Namespace, seeds: Sequence[int], device: Any) -> Key:
 def uniform(
     seed: int, position: Any, token: Any, purpose: Purpose, *, xp: Namespace = None
 ) -> Array:
-    """The number in (0, 1) at an address, with 32 random bits; position and token broadcast.
+    """The random number in (0, 1), with 32 random bits, at an address. position and token
+    broadcast.
 
     xp: the array library of the result; NumPy if None.
     """
@@ -94,8 +96,8 @@ def uniform(
 
 
 def uniform_row(seed: int, position: int, num_tokens: int, purpose: Purpose) -> Array:
-    """The numbers `uniform` gives for tokens 0 .. num_tokens - 1, as a NumPy array; faster, as it
-    uses all four words of each counter."""
+    """The numbers that `uniform` gives for tokens 0 .. num_tokens - 1, as a NumPy array. Faster,
+    because it uses all four words of each counter."""
     xp = compat.array_namespace(np.empty(0))
     quads = xp.arange(-(-num_tokens // 4), dtype=word_dtype(xp))
     words = _words(xp, seed_key(xp, [seed], None), xp.asarray([position]), quads, purpose)
@@ -103,8 +105,8 @@ def uniform_row(seed: int, position: int, num_tokens: int, purpose: Purpose) -> 
 
 
 def fold(seed: int, index: int) -> int:
-    """The seed of the index-th of several independent objects that share a seed; index 0 has the
-    seed itself."""
+    """Derive the seed of the index-th of several objects that share a seed; index 0 keeps the seed
+    itself."""
     if index == 0:
         return seed
     words = philox_one((index, 0, 0, int(Purpose.FOLD)), (seed & MASK, seed >> 32))
@@ -136,11 +138,11 @@ def exponentials(xp: Namespace, key: Key, positions: Array, tokens: Array) -> Ar
 
 
 def race(xp: Namespace, weights: Array, key: Key, positions: Array) -> Array:
-    """The winner of each row's race, (R,): a sample of weights (R, V), which need no normaliser.
+    """The winner of each row's race, (R,): a sample from weights (R, V), which need not sum to 1.
 
-    A few tokens are timed first: the row's likeliest, and the one with the minimum in each block.
-    No token can arrive before its block's minimum allows, so the best of those times rules out
-    nearly all the others, and only what is left draws noise.
+    First, a few tokens are timed: the row's likeliest, and the token with the minimum in each
+    block. No token arrives earlier than its block's minimum allows, so the best of these times
+    rules out nearly all others, and only the remaining tokens draw noise.
     """
     if compat.is_jax_namespace(xp):  # JAX would compile again for every number of tokens left
         return _whole_race(xp, weights, key, positions)
@@ -189,10 +191,10 @@ def _whole_race(xp: Namespace, weights: Array, key: Key, positions: Array) -> Ar
 
 
 def draw(xp: Namespace, weights: Array, unit: Array) -> Array:
-    """Samples (R,) of weights (R, V) by inverse CDF, from one number each, unit (R,).
+    """Samples (R,) from weights (R, V) by inverse CDF, with one uniform number each, unit (R,).
 
-    A block is drawn first, then a lane in it.  So the draw is as exact as the sums of blocks, and
-    free of the drift of a running float32 sum over a large vocabulary.
+    A block is drawn first, then a token in it. So the draw is as exact as the sums of the blocks; a
+    running float32 sum over a large vocabulary would drift.
     """
     dtype = widest_float(xp, compat.device(weights))
     sums = xp.astype(sum_blocks(xp, weights), dtype)  # (R, num_blocks)
@@ -221,7 +223,7 @@ def coin(
 
 
 def _fastest_weights(xp: Namespace, weights: Array, lane: Array) -> Array:
-    """The weight of the token that has each block's minimum, (R, num_blocks); 0 for a token past
+    """The weight of the token with each block's minimum, (R, num_blocks); 0 if that token is past
     the vocabulary."""
     width = weights.shape[1]
     tokens = in_blocks(xp, lane)
@@ -232,8 +234,10 @@ def _fastest_weights(xp: Namespace, weights: Array, lane: Array) -> Array:
 
 
 def _first_of_rows(xp: Namespace, times: Array, row: Array, num_rows: int) -> Array:
-    """The index in times (C,) of the smallest time of each row; row (C,), ascending, says to which
-    row a time belongs."""
+    """The index of each row's smallest time.
+
+    times: (C,). row: (C,), ascending, the row of each time.
+    """
     if num_rows == 1:
         return xp.argmin(times, keepdims=True)
     edges = xp.arange(num_rows + 1, dtype=row.dtype, device=compat.device(row))
@@ -258,8 +262,8 @@ def _search(xp: Namespace, running: Array, aim: Array) -> Array:
 def lane_noise(
     xp: Namespace, key: Key, positions: Array, tokens: Array, minimum: Array, lane: Array
 ) -> Array:
-    """The exponentials of tokens: their block's minimum, plus a fresh Exp(1) in all lanes but
-    one."""
+    """The exponentials of tokens: their block's minimum, plus a fresh Exp(1) except in the
+    minimum's own lane."""
     rest = _exponential(xp, _uniform(xp, key, positions, tokens, Purpose.TARGET))
     return xp.where(tokens % BLOCK == lane, minimum, minimum + rest)
 
@@ -271,7 +275,7 @@ def arrival(xp: Namespace, noise: Array, weights: Array) -> Array:
 
 
 def smallest_weight(xp: Namespace, dtype: Any) -> float:
-    """A weight that loses against any real one, yet divides without overflow."""
+    """A weight that loses against any real one but can still be divided by without overflow."""
     return float(xp.finfo(dtype).smallest_normal * 16)
 
 
@@ -350,10 +354,12 @@ def race_row(
     minimum: HostArray,
     lane: HostArray,
 ) -> int:
-    """The winner of one row's race on the host, with known block minima: a NumPy twin of `race`.
+    """The winner of one row's race on the host, with known block minima. A NumPy twin of `race`.
 
-    scores: (V,).  weigh: turns scores into weights, which must rise with the score; most scores are
-    never weighed.  key: (rounds, 2, 1).  minimum, lane: (num_blocks,), from `block_minima`.
+    scores: (V,).
+    weigh: turns scores into weights, which must rise with the score; most scores are never weighed.
+    key: (rounds, 2, 1).
+    minimum, lane: (num_blocks,), from `block_minima`.
     """
     size, starts = len(scores), np.arange(0, len(scores), BLOCK)
     num_whole = size // BLOCK

@@ -1,4 +1,4 @@
-"""Acceptance rules, one per file, by name."""
+"""The acceptance rules, one per file, and how to get them by name."""
 
 from __future__ import annotations
 
@@ -37,9 +37,9 @@ def names(*, lossless: bool | None = None) -> list[str]:
 
 
 def get(rule: str | Rule, **settings: Any) -> Rule:
-    """A rule by its name, with its settings; a rule object stays itself.
+    """Make a rule from its name and settings; a rule object is returned as it is.
 
-    Raises InputError for an unknown name, and for an object that is no rule.
+    Raises InputError for an unknown name, and for an object that is not a rule.
     """
     if not isinstance(rule, str):
         return _checked(rule)
@@ -62,7 +62,7 @@ DOUBTS: list[Callable[[Rule], None]] = []
 
 
 def trusted(rule: str | Rule) -> Rule:
-    """The rule that is to decide; a rule that is not one of ours is checked first."""
+    """The rule to use in generation; a rule that is not one of ours is checked first."""
     chosen = get(rule)
     if type(chosen) not in RULES.values():
         for doubt in DOUBTS:
@@ -71,7 +71,7 @@ def trusted(rule: str | Rule) -> Rule:
 
 
 def _checked(rule: Rule) -> Rule:
-    """The rule; InputError if it lacks a member that every rule has."""
+    """The rule itself; raises InputError if it lacks a member that every rule must have."""
     if isinstance(rule, type):
         wrong, cure = "That is a class and not yet a rule.", f"Write {rule.__name__}()."
         raise InputError(explain(wrong, f"the class {rule.__name__}", cure))

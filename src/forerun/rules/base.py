@@ -1,8 +1,9 @@
-"""The interface of acceptance rules: pure functions of a draft, the target's law, and noise.
+"""The interface of acceptance rules: pure functions of a draft, the target's probabilities, and
+noise.
 
-Rules use noise through three methods (`coins`, `draw`, `race`), never as raw numbers.  In
-production these read Philox (`CounterNoise`); `fr.law` passes an object that follows *every*
-outcome instead and so computes the law of the very code that runs in production.
+Rules use noise only through three methods (`coins`, `draw`, `race`), never as raw numbers. In
+generation these read Philox numbers (`CounterNoise`). `fr.law` passes an object that follows
+*every* outcome instead, and so computes the exact output distribution of the same code.
 """
 
 from __future__ import annotations
@@ -51,11 +52,12 @@ class Noise(Protocol):
 
 @dataclass(frozen=True)
 class Trial:
-    """The input of a rule: drafted tokens, how many of each row count, and both laws.
+    """The input of a rule: drafted tokens, how many of each row count, and the laws of target and
+    drafter.
 
-    A draft of K tokens is a tree of K nodes, and a chain unless `trees` says otherwise.  Row 0 of
-    the target is its law after the text, row i + 1 its law after node i; row i of the draft is
-    the law that node i was drawn from, given its earlier siblings.
+    A draft of K tokens is a tree of K nodes, and a chain unless `trees` says otherwise. Target row
+    0 is the law after the text, target row i + 1 the law after node i. Draft row i is the law that
+    node i was drawn from, given its earlier siblings.
     """
 
     xp: Namespace
@@ -68,7 +70,7 @@ class Trial:
 
     @cached_property
     def used(self) -> Array:
-        """Which slots hold a draft token, (B, K)."""
+        """Whether each slot holds a draft token, (B, K)."""
         slots = self.xp.arange(
             self.tokens.shape[1], dtype=self.tokens.dtype, device=compat.device(self.tokens)
         )
@@ -83,7 +85,8 @@ class Trial:
 
     @cached_property
     def draft_at(self) -> Array:
-        """The probabilities (B, K) that the drafter gave its tokens; 0 in slots without a token."""
+        """The probability that the drafter gave each of its tokens, (B, K); 0 in slots without a
+        token."""
         assert self.draft is not None, "law-only rules are never reached without a draft law"
         return self.draft.at(self.tokens, self.used)
 
@@ -113,23 +116,24 @@ class Trial:
         return max(tree.height for tree in self.kinds)
 
     def by_row(self, values: Sequence[Sequence[int]], padding: int, more: int = 0) -> Array:
-        """Lists of numbers, one per row, padded to an array (len(values), K + more)."""
+        """Lists of numbers, one per row, as an array padded to (len(values), K + more)."""
         width = self.tokens.shape[1] + more
         padded = [[*row, *[padding] * (width - len(row))] for row in values]
         indices = as_indices(self.xp, padded, compat.device(self.tokens))
         return self.xp.reshape(indices, (len(values), width))
 
     def path(self, row: int, reached: int) -> tuple[int, ...]:
-        """The accepted nodes of a row, in order; the extra token follows target row `reached`."""
+        """The accepted nodes of a row, in order. `reached` is the target row from which the extra
+        token is drawn."""
         return tuple(range(reached)) if self.trees is None else self.trees[row].path(reached - 1)
 
 
 class Rule(Protocol):
-    """An acceptance rule.  Hyper-parameters are frozen fields; there is no state."""
+    """An acceptance rule. Its settings are frozen fields, and it has no state."""
 
     @property
     def name(self) -> str:
-        """The name by which `verify` and the command line know the rule."""
+        """The name of the rule in `verify` and on the command line."""
         ...
 
     @property
@@ -148,17 +152,18 @@ class Rule(Protocol):
         ...
 
     def decide(self, trial: Trial, noise: Noise) -> tuple[Array, Array]:
-        """Judge a trial: (reached (B,), extra (B,)).
+        """Judge a trial. Returns reached (B,) and extra (B,).
 
-        reached: the target row that ends the round.  Row 0 is the text itself, row i + 1 comes
-        after node i, so on a chain it is the number of accepted tokens; on a tree `trial.path(row,
-        reached)` lists the accepted nodes.  extra: the token after that row.
+        reached: the target row where the round ends. Row 0 is the text itself, row i + 1 comes
+        after node i. So on a chain it is the number of accepted tokens; on a tree
+        `trial.path(row, reached)` lists the accepted nodes.
+        extra: the token drawn after that row.
         """
         ...
 
 
 def count_leading(xp: Namespace, accepted: Array) -> Array:
-    """The number (B,) of true entries that each row of accepted (B, K) begins with."""
+    """How many leading entries of each row of accepted (B, K) are true, (B,)."""
     if accepted.shape[1] == 0:
         return xp.sum(xp.astype(accepted, index_dtype(xp)), axis=1)
     alive = xp.cumulative_prod(xp.astype(accepted, index_dtype(xp)), axis=1)
@@ -167,11 +172,11 @@ def count_leading(xp: Namespace, accepted: Array) -> Array:
 
 @dataclass(frozen=True)
 class Residual:
-    """The unnormalised law (B, V) of the extra token.
+    """The unnormalised law (B, V) of the extra token, computed when it is read.
 
-    It is (scale * p - q)+ at the refused slot, and p where every draft token was accepted.  One row
-    per sequence is read, on use.  If rounding leaves an empty residual, p takes its place: such a
-    refusal has a probability of the order of the rounding.
+    It is (scale * p - q)+ at the refused slot, and p where every draft token was accepted. If
+    rounding leaves nothing of it, p is used; this happens with a probability of the order of the
+    rounding error.
     """
 
     trial: Trial
@@ -179,7 +184,7 @@ class Residual:
     scale: Array | None = None  # (B,)
 
     def take(self, some: slice) -> Array:
-        """The weights of some of the rows, (R, V)."""
+        """The weights of the rows in a slice, (R, V)."""
         trial, num_accepted = self.trial, self.num_accepted[some]
         xp, everyone = trial.xp, trial.everyone[some]
         whole = trial.target.take(everyone, num_accepted)
@@ -196,8 +201,7 @@ class Residual:
         return put_rows(xp, refused, owed, whole)
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> Any:
-        """All weights (B, V), so that NumPy and noise that reads weights can use this as a
-        table."""
+        """All weights (B, V), so that NumPy can use this as a table."""
         return np.asarray(to_numpy(self.take(slice(None))), dtype=dtype)
 
     def __iter__(self) -> Iterator[Any]:
@@ -205,10 +209,10 @@ class Residual:
 
 
 def slices(num_rows: int, at_a_time: int | None) -> list[slice]:
-    """Slices of `at_a_time` rows each; one slice of all rows if that is None.
+    """Cut num_rows into slices of `at_a_time` rows; one slice of all rows if that is None.
 
-    A processor's cache holds few long rows, and rows are independent, so computations on whole rows
-    take some of them at a time.
+    A processor's cache holds few long rows, and rows are independent, so large computations take a
+    few rows at a time.
     """
     step = num_rows if at_a_time is None else at_a_time
     return [slice(start, start + step) for start in range(0, num_rows, max(1, step))]
@@ -216,10 +220,10 @@ def slices(num_rows: int, at_a_time: int | None) -> list[slice]:
 
 @dataclass(frozen=True)
 class CounterNoise:
-    """The noise of a round in production: numbers at addresses.
+    """The noise of a round in generation: random numbers looked up by address.
 
-    An address has the row's seed.  Races of the target are addressed by absolute position, which
-    gives "same seed, same text"; coins and residual draws as `addressing` says.
+    Each row has its own seed. Races of the target are addressed by absolute position, which gives
+    "same seed, same text"; coins and residual draws are addressed as `addressing` says.
     """
 
     xp: Namespace

@@ -1,12 +1,13 @@
-"""`block`: judge the draft as a whole and keep the longest part that any coin allows (Sun et al.).
+"""`block`: judge the draft as a whole and keep the longest prefix whose coin succeeds (Sun et al.).
 
-With pi_i = min(pi_{i-1} p(x_i) / q(x_i), 1) the chance that at least i tokens are kept is pi_i,
-which is never below the product that the `ratio` rule gives; the gain grows with K.
+With pi_i = min(pi_{i-1} p(x_i) / q(x_i), 1), the chance that at least i tokens are kept is pi_i.
+This is never below the product that the `ratio` rule gives, and the gain grows with K.
 
-Slots are tested from the *last* to the first, and the first success decides.  A failed coin says
+Slots are tested from the *last* to the first, and the first success decides. A failed coin says
 nothing about shorter prefixes: stopping at the first failure from the left is a different, biased
-rule (one of the mutants that certification must catch).  The chance h_i of a slot is at most pi_i,
-so it is tested by two coins, pi_i and h_i / pi_i: whole rows are read only if the first succeeds.
+rule (one of the mutants that certification must catch). The chance h_i of a slot is at most pi_i,
+so it is tested by two coins, pi_i and h_i / pi_i: whole rows are read only if the first coin
+succeeds.
 """
 
 from __future__ import annotations
@@ -31,8 +32,8 @@ class Block:
     judges_trees: ClassVar[bool] = False
 
     def decide(self, trial: Trial, noise: Noise) -> tuple[Array, Array]:
-        """Test slots from the last to the first; the first success is the number of accepted tokens
-        (B,). Returns it with the token after them (B,)."""
+        """Test slots from the last to the first. Returns the number of accepted tokens (B,), which
+        the first success gives, and the token after them (B,)."""
         xp = trial.xp
         survival = survivals(trial)  # pi_0 .. pi_K, (B, K + 1)
         num_accepted = xp.zeros_like(trial.lengths)
@@ -66,8 +67,8 @@ def survivals(trial: Trial) -> Array:
 def _shares(trial: Trial, pi: Array, kept: int, inner: Array) -> Array:
     """The chances h / pi, (B,), of the second coins.
 
-    h is Z / (Z + 1 - pi) where inner (B,) is true, and pi elsewhere, at a row's last token.  Z is
-    the mass of (pi p - q)+ after `kept` tokens.
+    At a row's last token (where inner (B,) is false) h = pi. Elsewhere h = Z / (Z + 1 - pi), where
+    Z is the mass of (pi p - q)+ after `kept` tokens.
     """
     xp = trial.xp
     shares = xp.ones_like(pi)

@@ -1,10 +1,11 @@
-"""`match`: the target samples its own tokens; the draft is kept as long as it guessed them.
+"""`match`: sample the target's own tokens, and keep the draft as long as it guessed them.
 
 The emitted text *is* the target's plain sample under its noise and does not depend on the draft in
-any way, so every kind of drafting, pruning, merging and adaptivity is allowed.  At temperature 0
-the law is a point mass, and this is greedy verification.  A drafter that races its own law under
-that noise (Draft.shared) is accepted with probability at least (1 - TV) / (1 + TV).  On a tree
-there is one sample per node, and the walk goes on while the sample is one of the node's children.
+any way, so every kind of drafting, pruning, merging and adaptivity is allowed. At temperature 0 the
+law is a point mass, and this is greedy verification. A drafter that races its own law under the
+same noise (Draft.shared) is accepted with probability at least (1 - TV) / (1 + TV), where TV is the
+total-variation distance of the laws. On a tree there is one sample per node, and the walk continues
+as long as the sample is one of the node's children.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ class Match:
     judges_trees: ClassVar[bool] = True
 
     def decide(self, trial: Trial, noise: Noise) -> tuple[Array, Array]:
-        """Sample the target along the draft as long as it guessed the same.  Returns the row
+        """Sample the target along the draft as long as the guesses agree. Returns the target row
         reached (B,) and the token sampled there (B,)."""
         xp = trial.xp
         reached, extra = xp.zeros_like(trial.lengths), xp.zeros_like(trial.lengths)

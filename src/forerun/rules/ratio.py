@@ -1,7 +1,7 @@
 """`ratio`: accept x with chance min(1, p(x) / q(x)), else draw from (p - q)+ (Leviathan, Chen).
 
-min(p, q) of the mass is accepted and (p - q)+ is drawn, which adds up to p.  This is exact on
-average over drafts, so it needs the true q, and coins that nothing else has used.
+Acceptance contributes min(p, q) of the mass and the redraw (p - q)+, which add up to p. This is
+exact on average over drafts, so it needs the true q, and coins that nothing else has used.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The errors for rows and tokens that cannot be judged, for rules and kernels alike."""
+"""The errors for rows and tokens that cannot be judged, shared by rules and kernels."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from forerun.rules.types import Draft
 
 
 def as_draft(given: Any) -> Draft:
-    """The given draft; InputError for anything else, such as tokens without a way of drawing."""
+    """The given `Draft`; raises InputError for anything else, such as bare tokens."""
     if isinstance(given, Draft):
         return given
     cure = (
@@ -37,7 +37,7 @@ def impossible(row: int, slot: int, token: int) -> InputError:
 
 
 def outside(row: int, slot: int, token: int, vocab_size: int) -> InputError:
-    """The error for a drafted token that is no id of the vocabulary."""
+    """The error for a drafted token whose id is not in the vocabulary."""
     wrong = f"A draft token is not in the vocabulary (row {row}, slot {slot})."
     cure = f"Ids must lie in 0 .. {vocab_size - 1}; do draft and target share a tokenizer?"
     return InputError(explain(wrong, token, cure))

@@ -1,9 +1,9 @@
-"""Rows of probabilities that are computed only where a rule reads them.
+"""Tables of probabilities that are computed only where a rule reads them.
 
 A round has (B, K + 1, V) target probabilities, and a rule needs very few of them: the entries of
-the drafted tokens, and one whole row per sequence.  `Rows` is that interface.  The data behind it
-(probabilities, logits, a sparse support, a point mass) become probabilities when they are read, and
-are checked then too.
+the drafted tokens, and one whole row per sequence. `Rows` is the interface for reading these. The
+data behind it (probabilities, logits, a sparse support, a point mass) is turned into probabilities,
+and checked, when it is read.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ HALF_TOLERANCE = 2e-2
 
 
 class Rows(Protocol):
-    """(B, N, V) probabilities, by entry or by row."""
+    """A (B, N, V) table of probabilities that is read by single entries or by whole rows."""
 
     def at(self, tokens: Array, used: Array) -> Array:
         """The probabilities (B, K) of tokens (B, K) in their slots; 0 where used (B, K) is
@@ -54,8 +54,8 @@ class Dense:
     greedy: bool = False
 
     def at(self, tokens: Array, used: Array) -> Array:
-        """The probabilities (B, K) of the draft tokens, 0 where a slot is not used; refuses an
-        entry that is no probability."""
+        """The probabilities (B, K) of the draft tokens, 0 in unused slots; refuses values that are
+        not probabilities."""
         if self.greedy:
             return _entries(self.xp, self, tokens, used)
         drafted = self.probs[:, : tokens.shape[1], :]  # the target's last row is that of the bonus
@@ -77,13 +77,14 @@ class Dense:
 
     @property
     def tolerance(self) -> float:
-        """How far from 1 a row may sum up."""
+        """How far the sum of a row may be from 1."""
         return sum_tolerance(self.probs)
 
 
 @dataclass(frozen=True)
 class Logits:
-    """Rows of softmax(logits / temperature) from logits (B, N, V); temperature 0 is the argmax."""
+    """Rows of softmax(logits / temperature) from logits (B, N, V); temperature 0 is a point mass on
+    the largest logit."""
 
     xp: Namespace
     logits: Array
@@ -91,7 +92,7 @@ class Logits:
     name: str
 
     def at(self, tokens: Array, used: Array) -> Array:
-        """The probabilities (B, K) of the draft tokens, from whole rows."""
+        """The probabilities (B, K) of the draft tokens; each needs its whole row."""
         return _entries(self.xp, self, tokens, used)
 
     def take(self, rows: Array, slots: Array) -> Array:
@@ -167,8 +168,8 @@ class Points:
 def check_rows(
     xp: Namespace, laws: Array, rows: Array, slots: Array, name: str, tolerance: float
 ) -> None:
-    """Raise InputError for rows (R, V) that are no probability laws; NaN is found too, because it
-    fails every comparison."""
+    """Raise InputError for rows (R, V) that are not probability distributions. NaN is found too,
+    because it fails every comparison."""
     lowest, total = xp.min(laws, axis=1), sum_rows(xp, laws)
     fine = (lowest >= 0) & (xp.abs(total - 1) <= tolerance)
     if bool(xp.all(fine)):
@@ -185,15 +186,15 @@ def check_rows(
 
 
 def one_hot_argmax(xp: Namespace, values: Array) -> Array:
-    """Point masses (R, V) on the largest entry of each row, the lowest id on ties: the law at
-    temperature 0."""
+    """Point masses (R, V) on the largest entry of each row (the lowest id on ties), as temperature
+    0 requires."""
     ids = xp.argmax(values, axis=1)[:, None]
     ones = xp.ones(ids.shape, dtype=values.dtype, device=compat.device(values))
     return scatter_rows(xp, ids, ones, values.shape[1])
 
 
 def _entries(xp: Namespace, rows: Rows, tokens: Array, used: Array) -> Array:
-    """Entries (B, K) of rows that must be read whole to compute one entry, slot by slot."""
+    """Single entries (B, K) of rows that can only be computed whole, slot by slot."""
     num_rows, num_slots = tokens.shape
     everyone = xp.arange(num_rows, dtype=tokens.dtype, device=compat.device(tokens))
     columns = []

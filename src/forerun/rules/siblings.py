@@ -1,12 +1,12 @@
-"""`siblings`: try a node's children one after the other, each against the law that the refused
-ones before it left.
+"""`siblings`: try the children of a node one after another, each against what the refused ones left
+of the target's law.
 
-Child x, drawn from q, is accepted with chance min(1, P(x) / q(x)).  P begins as the target's law at
-the node; a refusal makes it (P - q)+, normalised, for the next child.  When no child is left, the
-extra token is drawn from P.  The children may be drawn with replacement, without, or be point
-masses: each comes with the law it was drawn from.  On a chain this is `ratio`.
+Child x, drawn from q, is accepted with chance min(1, P(x) / q(x)). P begins as the target's law at
+the node; each refusal replaces it by (P - q)+, normalised, for the next child. When no child is
+left, the extra token is drawn from P. The children may be drawn with replacement, without, or be
+point masses: each comes with the law it was drawn from. On a chain this is `ratio`.
 
-Nodes are numbered parents first, so one pass in their order is the walk from the root down.
+Parents have lower numbers than their children, so one pass over the nodes walks down from the root.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ class Siblings:
     judges_trees: ClassVar[bool] = True
 
     def decide(self, trial: Trial, noise: Noise) -> tuple[Array, Array]:
-        """Test nodes in order, each against what its parent's earlier children left of the target's
-        law. Returns the row reached (B,) and the token after it (B,)."""
+        """Test the nodes in order, each against what its refused siblings left of the target's law.
+        Returns the target row reached (B,) and the token after it (B,)."""
         xp, everyone = trial.xp, trial.everyone
         assert trial.draft is not None, "law-only rules are never reached without a draft law"
         reached = xp.zeros_like(trial.lengths)

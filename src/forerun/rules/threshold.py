@@ -1,7 +1,7 @@
-"""`threshold` (lossy): accept likely tokens always, and others more often than is exact.
+"""`threshold` (lossy): always accept likely tokens, and accept others more often than is exact.
 
-x is kept if p(x) >= single, or if a coin falls below p(x) / accumulated.  With both numbers at 1
-this is the rule for point masses, which is lossless; below 1 it favours drafted tokens.
+x is kept if p(x) >= single, or if a coin falls below p(x) / accumulated. With both numbers at 1
+this is the lossless rule for point masses; below 1 it favours drafted tokens.
 """
 
 from __future__ import annotations

@@ -1,13 +1,13 @@
-"""`traversal`: `block` on a tree, from the leaves to the root.
+"""`traversal`: the rule `block` on a tree, from the leaves to the root.
 
-Each node has a debt: a chance r with which it must emit a token, of law P.  It passes the chance
-min(r P(x) / q(x), 1) on to its first child x.  If that fails, (r P - q)+ is left, the debt for the
-next child, and after the last child the node's own.  Debts depend on the draft alone, so all are
-known before a coin is tossed.  Nodes are then tried children first; the first success ends the
-round.
+Each node has a debt: the chance r with which a token must still be emitted there, and the law P of
+that token. It passes the chance min(r P(x) / q(x), 1) on to its first child x. If that child fails,
+the debt for the next child is (r P - q)+; after the last child, what is left is the node's own.
+Debts depend on the draft alone, so all are known before a coin is tossed. Nodes are then tried,
+children before parents; the first success ends the round.
 
-Nothing is settled before a path has been tried to its end, so this keeps at least as many tokens
-as `siblings`, which accepts or refuses every child at once.
+A path is tried to its end before anything is decided, so this keeps at least as many tokens as
+`siblings`, which accepts or refuses each child at once.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ class Traversal:
     judges_trees: ClassVar[bool] = True
 
     def decide(self, trial: Trial, noise: Noise) -> tuple[Array, Array]:
-        """Test nodes children first; the first success ends the round there.  Returns the row
-        reached (B,) and the token after it (B,)."""
+        """Test nodes, children before parents; the round ends at the first success. Returns the
+        target row reached (B,) and the token after it (B,)."""
         xp = trial.xp
         debts, chances = _debts(trial)
         reached, undecided = xp.zeros_like(trial.lengths), trial.lengths >= 0
@@ -50,10 +50,11 @@ class Traversal:
 
 
 def _debts(trial: Trial) -> tuple[Array, Array]:
-    """The chance with which each node has to emit, and that with which it does so itself.
+    """Each node's chance of having to emit a token, and its own chance of emitting one after all
+    its children have failed.
 
-    Both are (B, K + 1), by target row: 0 is the text, i + 1 comes after node i.  The second is the
-    chance of a node whose children have all failed; that of the text is 1.
+    Both are (B, K + 1), by target row: 0 is the text, i + 1 comes after node i. The second chance
+    is 1 for the text.
     """
     xp, first = trial.xp, trial.everyone[:1]
     dtype = trial.target.take(first, xp.zeros_like(first)).dtype
@@ -71,7 +72,7 @@ def _debts(trial: Trial) -> tuple[Array, Array]:
 
 
 def _owed(trial: Trial, debts: Array, reached: Array) -> Array:
-    """The law (B, V) of each row's extra token: the debt of its last node after all its
+    """The law (B, V) of each row's extra token: what its last node still owes after all its
     children."""
     xp = trial.xp
     laws, rows = [], []
@@ -85,11 +86,12 @@ def _owed(trial: Trial, debts: Array, reached: Array) -> Array:
 def _settle(
     trial: Trial, slot: int, owing: Array, debt: Array
 ) -> tuple[Array, Array, dict[int, tuple[Array, Array]]]:
-    """Compute the debts that remain as the children of a slot fail, one after the other.
+    """Compute the debts of a slot as its children fail, one after another.
 
-    owing: (B,) booleans, the R rows to compute.  debt: (R,), the chance with which each has to
-    emit. Returns the chance that is left (R,), the law to emit from (R, V), and for each child the
-    rows (B,) that have it and the chance with which it has to emit.
+    owing: (B,) booleans that select the R rows to compute.
+    debt: (R,), the chance with which each row has to emit at this slot.
+    Returns the chance that is left after all children (R,), the law of the token then (R, V), and
+    for each child the rows (B,) that have it and its own debt.
     """
     xp, rows = trial.xp, trial.everyone[owing]
     assert trial.draft is not None, "law-only rules are never reached without a draft law"
@@ -117,13 +119,13 @@ def _settle(
 
 
 def _children(trial: Trial, slot: int) -> list[int]:
-    """The nodes that follow a slot in any row, in ascending order."""
+    """All nodes that follow a slot, in any row, in ascending order."""
     children = (tree.children[slot - 1] for tree in trial.kinds if slot <= len(tree))
     return sorted(set().union(*children))
 
 
 def _children_first(trial: Trial) -> Array:
-    """The order in which target rows are tried, (B, K + 1), or (1, K + 1) if all rows have one
+    """The order in which target rows are tried, (B, K + 1); (1, K + 1) if all rows have the same
     tree."""
     trees = trial.kinds if len(trial.kinds) == 1 else trial.shapes
     return trial.by_row([[node + 1 for node in tree.children_first] for tree in trees], 0, more=1)

@@ -1,4 +1,4 @@
-"""The input and the output of a round: drafts and verdicts.
+"""The input and the output of a rule: drafts and verdicts.
 
 A draft states *how it was drawn*, because that decides which rules may judge it: a rule that
 divides by a draft probability is exact only if the token was really drawn from that law.
@@ -44,9 +44,10 @@ class Draft:
     """K guessed tokens for each of B sequences, and how they were drawn.
 
     tokens: (B, K) integers, or (K,) for one sequence, or nested lists whose rows may differ in
-    length.  probs, logits: the draft's law as (B, K, V); one of them at most.  lengths: (B,), the
-    number of tokens of each row that count; None means all K.  tree: which token follows which, the
-    same in every row; None means a chain.
+    length.
+    probs, logits: the draft's law (B, K, V), in one form or the other.
+    lengths: (B,), the number of tokens of each row that count; None means all K.
+    tree: which token follows which, the same in every row; None means a chain.
     """
 
     tokens: Any
@@ -57,7 +58,8 @@ class Draft:
     tree: Tree | None = None
 
     def __post_init__(self) -> None:
-        """Check the laws here, because a rule that does not read them would not notice errors."""
+        """Check the shapes here, because a rule that does not read the draft's law would not notice
+        errors."""
         if isinstance(self.probs, Sparse):
             _check_rows("draft ids", self.probs.ids, self.tokens)
             _check_rows("draft probs", self.probs.probs, self.tokens)
@@ -82,13 +84,14 @@ class Draft:
         tree: Tree | None = None,
         pruned: bool = False,
     ) -> Draft:
-        """A draft of tokens drawn from probs (B, K, V), from `Sparse` ones, or softmax(logits).
+        """A draft of tokens drawn from probs (B, K, V), `Sparse` probs, or softmax(logits).
 
-        Row i is the distribution that token i was really drawn from; in a tree, the one given its
-        earlier siblings (see `forerun.trees.sibling_laws`), which have no mass in it if children
-        are drawn without replacement.
+        Row i is the distribution that token i was really drawn from. In a tree it depends on the
+        token's earlier siblings (see `forerun.trees.sibling_laws`); without replacement these have
+        probability 0.
         pruned: some tokens were dropped, or the tree was chosen, after the tokens had been seen.
-        Such a draft no longer follows probs, and only rules that do not need them can judge it.
+        Such a draft no longer follows probs, so only rules that do not need draft probabilities can
+        judge it.
         """
         if (probs is None) == (logits is None):
             received = "neither" if probs is None else "both"
@@ -102,16 +105,17 @@ class Draft:
 
     @classmethod
     def shared(cls, tokens: Any, *, lengths: Any = None, tree: Tree | None = None) -> Draft:
-        """A draft of tokens that the drafter's distribution chose under the target's noise."""
+        """A draft of tokens sampled from the drafter's distribution with the target's noise."""
         tokens, lengths = _padded(tokens, lengths)
         return cls(tokens, Drawn.SHARED, lengths=lengths, tree=tree)
 
 
 @dataclass(frozen=True)
 class Verdict:
-    """The decision of a rule: for each sequence num_accepted draft tokens, then one extra token.
+    """The decision of a rule: for each sequence, num_accepted draft tokens and then one extra
+    token.
 
-    num_accepted (B,) and extra (B,) are arrays of the caller's library.  extra is the correction
+    num_accepted (B,) and extra (B,) are arrays of the caller's library. extra is the correction
     after a refusal, or the bonus after full acceptance; there is always exactly one.
     """
 
@@ -139,8 +143,7 @@ class Verdict:
 
 
 def _padded(tokens: Any, lengths: Any) -> tuple[Any, Any]:
-    """Tokens and lengths; nested lists whose rows differ in length become a padded array and its
-    lengths."""
+    """The tokens and lengths; nested lists with rows of different lengths become a padded array."""
     if compat.is_array_api_obj(tokens) or not isinstance(tokens, Sequence):
         return tokens, lengths
     if len(tokens) == 0:
@@ -170,6 +173,7 @@ def _check_rows(name: str, rows: Any, tokens: Any) -> None:
 
 
 def _integers(tokens: list[Any] | Sequence[Any]) -> Any:
-    """Lists of ids as a NumPy array of integers; NumPy would make an empty list floating point."""
+    """Lists of ids as a NumPy integer array; for an empty list NumPy itself would choose floating
+    point."""
     array = np.asarray(tokens)
     return array.astype(np.int64) if array.size == 0 else array

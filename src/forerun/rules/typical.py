@@ -1,8 +1,8 @@
 """`typical` (lossy): accept tokens that are plausible under the target's law (Medusa).
 
-x is kept if p(x) > min(epsilon, delta * exp(-H(p))): the bar is lower where the target itself is
-undecided.  The rule uses no coins and no draft law, and its output follows no known law; it tends
-to greedy decoding as the temperature falls.
+x is kept if p(x) > min(epsilon, delta * exp(-H(p))), where H is the entropy: the bar is lower where
+the target is undecided. The rule uses no coins and no draft law. Its output follows no known law;
+it approaches greedy decoding as the temperature falls.
 """
 
 from __future__ import annotations

@@ -1,1 +1,1 @@
-"""Sampling options, and the law they make of logits."""
+"""Sampling options, and how they turn logits into the distribution (law) that is sampled."""

@@ -1,9 +1,9 @@
-"""Sampling options, and the law they make of a row of logits.
+"""Sampling options, and the function that applies them to a row of logits.
 
-One function, `law`, turns logits at a position into the law that plain decoding would sample
-there, given the text so far *including the draft tokens before that position*.  The engine calls
-it for every position that a rule reads, so penalties, bans and grammars work inside a draft exactly
-as they do outside.
+`law` turns the logits at a position into the distribution that plain decoding would sample there,
+given the text so far *including the draft tokens before that position*. The engine calls it for
+every position that a rule reads, so penalties, bans and grammars work inside a draft exactly as
+they do outside.
 """
 
 from __future__ import annotations
@@ -26,10 +26,11 @@ from forerun.grammars.base import NOTHING_ALLOWED, Cursor, Grammar, Words, packe
 
 @dataclass(frozen=True)
 class Law:
-    """The law at a position as scores (V,): a token has weight exp((score - best) / temperature).
+    """The distribution at a position, as scores (V,): weights are exp((score - best) /
+    temperature).
 
-    Sampling needs the weights of few tokens; an exponential for each of 50,000 would take longer
-    than all other work to choose one.  (The total that top_p needs does take them all.)
+    Sampling needs the weights of only a few tokens; computing all 50,000 exponentials would take
+    longer than all other work. (top_p needs their total, so it does compute them all.)
     """
 
     scores: HostArray
@@ -92,8 +93,7 @@ its argument only.  A `Grammar` becomes such a function, a `Cursor`, when a requ
 
 
 def _answers_unknown(cls: type[Class]) -> type[Class]:
-    """Let a dataclass raise, for an unknown option, an InputError that says what to write
-    instead."""
+    """A class decorator: an unknown option raises an InputError that says what to write instead."""
     make, known = cls.__init__, [option.name for option in fields(cls)]  # type: ignore[arg-type]
 
     @wraps(make)
@@ -112,12 +112,12 @@ def _answers_unknown(cls: type[Class]) -> type[Class]:
 @_answers_unknown
 @dataclass(frozen=True, repr=False)
 class Sampling:
-    """Options of sampling.  By default tokens are drawn from the model's distribution; temperature
-    0 is greedy.
+    """Sampling options. By default tokens are drawn from the model's distribution; temperature 0 is
+    greedy.
 
     They apply in this order: bias, penalties, bans, grammar, processors, temperature, top_k, top_p,
-    min_p.  Before min_tokens tokens neither an ending token nor a stop string ends the text.
-    seed=None draws a seed, which the generation reports.
+    min_p. Until there are min_tokens tokens, neither an ending token nor a stop string ends the
+    text. seed=None draws a seed, which the generation reports.
     """
 
     temperature: float = 1.0
@@ -184,8 +184,8 @@ class Sampling:
         _check(not empty, "bad_words", list(self.bad_words), "Leave out the empty ones.")
 
     def _check_types(self) -> None:
-        """Raise InputError for values of a wrong type: a value read from a file or a form may look
-        like a number and be a text."""
+        """Raise InputError for values of a wrong type, such as a number read from a file as
+        text."""
         for name in NUMBERS:
             _check_type(name, getattr(self, name), Real, "Pass a number.")
         for name in ("min_tokens", "n"):
@@ -226,7 +226,7 @@ TOO_LARGE = (
 
 @dataclass(frozen=True)
 class Bans:
-    """The token ids that a request forbids: bad words, and endings while the answer is too
+    """The token ids that a request forbids: bad words, and ending tokens while the answer is too
     short."""
 
     words: tuple[tuple[int, ...], ...] = ()
@@ -241,9 +241,9 @@ def law(
     bans: Bans,
     processors: Sequence[Any] = (),
 ) -> Law:
-    """The law of the token after prompt + output, from logits (V,) at that position.
+    """The law of the token that follows prompt + output, from the logits (V,) at that position.
 
-    processors: copies of the request's processors, whose state changes.  Raises ValueError if no
+    processors: copies of the request's; calling them changes their state. Raises ValueError if no
     token is possible or a logit is NaN.
     """
     scores = _adjusted(sampling, logits, prompt, output, bans, processors)
@@ -266,7 +266,7 @@ def law(
 
 
 def _best(scores: HostArray, logits: HostArray) -> Any:
-    """The largest of the scores that options made of logits; raises where there is none."""
+    """The largest score; raises ValueError if no score is finite."""
     best, given = scores.max(), logits.max()
     if np.isfinite(best):
         return best
@@ -278,8 +278,7 @@ def _best(scores: HostArray, logits: HostArray) -> Any:
 def _kth(scores: HostArray, k: int) -> float:
     """The k-th largest score.
 
-    At least k scores are as large as the k-th largest maximum of all blocks of tokens, so smaller
-    scores are left out before the search.
+    It is at least the k-th largest of the blocks' maxima, so smaller scores are skipped.
     """
     whole = scores[: len(scores) // BLOCK * BLOCK].reshape(-1, BLOCK)
     if k <= len(whole):
@@ -289,11 +288,11 @@ def _kth(scores: HostArray, k: int) -> float:
 
 
 def _edge(law: Law, top_p: float) -> float:
-    """The lowest score in the nucleus, which consists of the fewest likeliest tokens with top_p of
-    the mass.
+    """The lowest score in the nucleus: the fewest likeliest tokens that together have top_p of the
+    mass.
 
-    Tokens with less than (1 - top_p) / V of the mass have less than 1 - top_p together, so none of
-    them is in the nucleus, and only the others are sorted.
+    All tokens with less than (1 - top_p) / V of the mass have less than 1 - top_p together, so none
+    of them is in the nucleus, and only the others are sorted.
     """
     scores = law.scores if law.floor == -np.inf else law.scores[law.scores >= law.floor]
     weights = law.weigh(scores)
@@ -374,7 +373,8 @@ def allowed_after(grammar: Mask | Grammar, output: Sequence[int], vocab_size: in
 
 
 def allowed_words(grammar: Mask | Grammar, output: Sequence[int], vocab_size: int) -> Words:
-    """The allowed tokens as bits, without a detour over booleans where the grammar has bits."""
+    """The tokens that a grammar allows, as a bit mask; a grammar that has a bit mask gives it
+    directly."""
     words = grammar.words(output) if isinstance(grammar, Cursor) else None
     if words is None:
         return packed(allowed_after(grammar, output, vocab_size))
@@ -384,7 +384,7 @@ def allowed_words(grammar: Mask | Grammar, output: Sequence[int], vocab_size: in
 
 
 def _as_row(answer: Any, vocab_size: int) -> HostArray:
-    """The answer of a grammar, booleans or ids, as booleans (V,)."""
+    """The answer of a grammar, which may be booleans or ids, as booleans (V,)."""
     if isinstance(answer, Iterable) and not hasattr(answer, "dtype"):
         answer = list(answer) or np.empty(0, dtype=np.int64)
     array = np.asarray(answer)
@@ -408,7 +408,7 @@ def _as_row(answer: Any, vocab_size: int) -> HostArray:
 def _processed(
     processors: Sequence[Any], scores: HostArray, prompt: Sequence[int], output: Sequence[int]
 ) -> HostArray:
-    """Scores (V,) after transformers' processors, which work on batches of tensors."""
+    """Scores (V,) after transformers' logits processors, which work on batches of tensors."""
     import torch
 
     ids = torch.tensor([[*prompt, *output]])

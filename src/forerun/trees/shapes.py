@@ -1,13 +1,14 @@
-"""Chooses the tree to draft: the one whose nodes are likeliest to be accepted.
+"""Chooses the shape of a draft tree: the one whose nodes are likeliest to be accepted.
 
 The value of a node is the chance that it is accepted, the product of the chances along its path.
-The expected number of tokens of a round is 1 plus the sum of the values.  A node never has a higher
+The expected number of tokens of a round is 1 plus the sum of the values. A node never has a higher
 value than its parent or than an earlier sibling, so the best tree of N nodes consists of the N best
 nodes of the infinite tree, and a heap finds them in order (Chen et al., Sequoia, use dynamic
 programming).
 
-A *static* tree comes from chances by rank, measured beforehand; any rule may judge it.  A *dynamic*
-one is cut out of the drafted tokens by looking at them, which only `match` and point drafts allow.
+A *static* tree is chosen from chances by rank, measured beforehand; any rule may judge it. A
+*dynamic* tree is chosen after looking at the drafted tokens, which only `match` and point drafts
+allow.
 """
 
 from __future__ import annotations
@@ -28,11 +29,12 @@ row's chances."""
 
 
 def best_tree(profile: ArrayLike, num_nodes: int, max_depth: int | None = None) -> Tree:
-    """The tree of at most `num_nodes` nodes and `max_depth` levels that keeps the most tokens.
+    """The tree of at most `num_nodes` nodes and `max_depth` levels with the most expected tokens.
 
-    profile: chances by rank (ranks,), or by depth and rank (depths, ranks).  Nodes come in the
-    order of their values, so that the first n of them are the best tree of n nodes.  The tree has
-    fewer than `num_nodes` nodes if no other node could ever be accepted.
+    profile: chances of acceptance by rank (ranks,), or by depth and rank (depths, ranks).
+
+    Nodes are in the order of their values, so the first n of them are the best tree of n nodes. The
+    tree has fewer than `num_nodes` nodes if no other node could ever be accepted.
     """
     chances = _profile(profile)
     if num_nodes < 0 or (max_depth is not None and max_depth < 0):
@@ -42,8 +44,8 @@ def best_tree(profile: ArrayLike, num_nodes: int, max_depth: int | None = None) 
     heap: list[tuple[float, int, int, int, float]] = []
 
     def offer(parent: int, depth: int, rank: int, worth: float) -> None:
-        """Put the rank-th child of a node with this value on the heap; among equal values the
-        shallower node comes first."""
+        """Put the rank-th child of a node with value `worth` on the heap. Among equal values,
+        shallow nodes come first."""
         row = chances[min(depth, len(chances) - 1)]
         if rank < len(row) and row[rank] > 0 and (max_depth is None or depth < max_depth):
             heapq.heappush(heap, (-worth * float(row[rank]), depth, parent, rank, worth))
@@ -72,11 +74,12 @@ def expected_tokens(tree: Tree, profile: ArrayLike) -> float:
 def measured_profile(
     rounds: Iterable[tuple[Tree, Sequence[int]]], *, by_depth: bool = False
 ) -> Profile:
-    """Chances by rank, measured in rounds.
+    """Acceptance chances by rank, measured in past rounds.
 
-    rounds: the tree of each round, and its accepted nodes in order.  by_depth: measure each depth
-    by itself.  A child counts as tried if its parent was reached; nodes below a refused one say
-    nothing.
+    rounds: the tree of each round, and its accepted nodes in order.
+    by_depth: measure each depth separately.
+
+    A child counts as tried if its parent was reached; nodes below a refused one are not counted.
     """
     tried: dict[tuple[int, int], int] = {}
     accepted: dict[tuple[int, int], int] = {}
@@ -96,10 +99,10 @@ def measured_profile(
 
 
 def best_nodes(values: Sequence[float], parents: Sequence[int], count: int) -> list[int]:
-    """The best tree of `count` nodes that can be cut out of a larger one: its nodes, ascending.
+    """Choose the best `count` nodes of a larger tree. Returns them in ascending order.
 
-    values: the value of each node, which is the chance of its whole path.  If rounding or a bad
-    estimate gives a child a higher value than its parent, it gets that of the parent.
+    values: the value of each node, which is the chance of its whole path. A child with a higher
+    value than its parent, from rounding or a bad estimate, counts with its parent's value.
     """
     tree, worth = Tree(tuple(parents)), list[float]()
     for node, parent in enumerate(tree.parents):
@@ -110,11 +113,10 @@ def best_nodes(values: Sequence[float], parents: Sequence[int], count: int) -> l
 
 
 def _profile(given: Any) -> Profile:
-    """A checked profile (depths, ranks) whose rows never rise.
+    """A checked profile (depths, ranks), with each row made non-increasing.
 
-    Children are filled in the order of the drafter's preference.  If noise in the measurements says
-    that a later child is likelier than an earlier one, both get their mean, which is the better
-    estimate of either.
+    Drafters list children in order of preference. If noisy measurements say that a later child is
+    likelier than an earlier one, both get their mean, which is the better estimate of either.
     """
     rows = np.atleast_2d(np.asarray(given, dtype=np.float64))
     fine = rows.ndim == 2 and rows.size > 0 and bool(np.all(rows >= 0))
@@ -126,7 +128,7 @@ def _profile(given: Any) -> Profile:
 
 
 def _falling(row: NDArray[np.float64]) -> list[float]:
-    """The nearest row that never rises: neighbours out of order are replaced by their mean."""
+    """The nearest non-increasing row: neighbours in the wrong order are replaced by their mean."""
     pools: list[tuple[float, int]] = []  # (mean, number of entries)
     for value in row.tolist():
         mean, size = value, 1

@@ -1,13 +1,13 @@
 """Ways to draw the children of one node, and the law of each child given its earlier siblings.
 
-The rules for sampled trees need one thing of a draft: the law that every token was really drawn
-from, given its earlier siblings.  These ways are in use:
+The rules for sampled trees need to know, for every token, the law it was really drawn from, given
+its earlier siblings. These ways are in use:
 
-- *independent*: every child from q, possibly one token twice;
-- *without replacement*: each child from q without its earlier siblings, so that no guess is wasted;
+- *independent*: every child from q, possibly the same token twice;
+- *without replacement*: each child from q without its earlier siblings, so no guess is wasted;
 - *greedy plus one*: one child from q without its likeliest n - 1 tokens, then those n - 1 tokens.
-  The drawn child comes first: in this order one level keeps as many of such children as any rule
-  can (Hu et al.);
+  The drawn child comes first: in this order one level keeps as many tokens as any rule can
+  with such children (Hu et al.);
 - *likeliest*: the n likeliest tokens, all of them certain.
 """
 
@@ -31,7 +31,8 @@ class Children(Enum):
 
 
 def next_law(how: Children, law: HostArray, earlier: Sequence[int], count: int) -> HostArray:
-    """The law (V,) of the next of `count` children of a node whose draft law is law (V,)."""
+    """The law (V,) of the next of `count` children, given the draft law (V,) and the earlier
+    children."""
     if how is Children.INDEPENDENT:
         return law
     if how is Children.WITHOUT_REPLACEMENT:
@@ -47,10 +48,11 @@ def next_law(how: Children, law: HostArray, earlier: Sequence[int], count: int) 
 def draw_children(
     how: Children, law: HostArray, count: int, choose: Callable[[HostArray], int]
 ) -> tuple[list[int], HostArray]:
-    """The tokens of a node's children, and the laws (count, V) that they were drawn from.
+    """Draw a node's children. Returns their tokens, and the laws (count, V) that they were drawn
+    from.
 
-    law: the draft law (V,) at the node.  choose: draws a token from a law (V,), with noise that
-    nothing else has used.
+    law: the draft law (V,) at the node.
+    choose: draws a token from a law (V,), with noise that nothing else has used.
     """
     tokens: list[int] = []
     laws = np.empty((count, len(law)), dtype=law.dtype)
@@ -61,9 +63,10 @@ def draw_children(
 
 
 def _without(law: HostArray, tokens: Sequence[int]) -> HostArray:
-    """The law without some tokens, normalised; if nothing is left, a point mass on another token.
+    """The law with some tokens removed, normalised. If nothing is left, a point mass on another
+    token.
 
-    Any law is correct there, as long as it is chosen before the token.
+    Any law is correct in that case, as long as it is chosen before the token.
     """
     rest = law.copy()
     rest[list(tokens)] = 0.0
@@ -75,7 +78,7 @@ def _without(law: HostArray, tokens: Sequence[int]) -> HostArray:
 
 
 def _certain(size: int, token: int) -> HostArray:
-    """The point mass (size,) on a token."""
+    """A point mass (size,) on a token."""
     return np.asarray(np.eye(1, size, token)[0])
 
 

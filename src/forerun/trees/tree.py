@@ -73,7 +73,7 @@ class Tree:
         return Tree(self.parents[:count])
 
     def only(self, nodes: Sequence[int]) -> Tree:
-        """The tree of some nodes, given in ascending order; the parent of each must be among
+        """The tree of some of the nodes, given in ascending order. The parent of each must be among
         them."""
         place = {ROOT: ROOT} | {node: index for index, node in enumerate(nodes)}
         lost = [node for node in nodes if self.parents[node] not in place]
@@ -105,8 +105,8 @@ class Tree:
 
     @cached_property
     def children(self) -> tuple[tuple[int, ...], ...]:
-        """The children of each node, in order; the last entry is the children of the text, so that
-        `children[-1]` works."""
+        """The children of each node, in order. The last entry holds the children of the text, so
+        that `children[-1]` works."""
         children: list[list[int]] = [[] for _ in range(len(self) + 1)]
         for node, parent in enumerate(self.parents):
             children[parent].append(node)
@@ -132,8 +132,8 @@ class Tree:
 
     @cached_property
     def children_first(self) -> tuple[int, ...]:
-        """All nodes in an order in which children come before their parent and siblings in order;
-        the text itself, -1, comes last."""
+        """All nodes, children before their parent and siblings in order; the text itself (-1) comes
+        last."""
         order: list[int] = []
         stack = [ROOT]
         while stack:  # the text, then last children first: the result in reverse

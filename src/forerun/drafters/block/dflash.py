@@ -1,8 +1,10 @@
-"""DFlash draft models as others publish them: which tensors are which of our weights, and traps.
+"""Reads published DFlash draft models: maps their tensors to our weights, and refuses unknown
+settings.
 
-They come flat, as z-lab writes them, or in the layout of `speculators`.  The two count layers
-differently: z-lab's `target_layer_ids` name the layer whose output is read, the other layout says
-after how many layers.  Most have no head and no embedding: the target's are meant.
+They come in a flat layout, as z-lab writes them, or in the layout of `speculators`. These count
+layers differently: z-lab's `target_layer_ids` is the index of the layer whose output is read, the
+other layout gives the number of layers before it. Most files have no head and no embedding, and use
+the target's.
 """
 
 from __future__ import annotations
@@ -55,12 +57,12 @@ SETTINGS = {
 
 @dataclass(frozen=True)
 class PublishedBlock:
-    """A draft model as it lies on disk, before its target is known."""
+    """A draft model as read from disk; it may still need the head of its target."""
 
     trained: Trained  # without a head where the target's is meant
 
     def on(self, target: Any) -> Trained:
-        """The drafter for a target; raises if it was made for another."""
+        """The complete drafter for a target; raises if it was made for another one."""
         trained = self.trained
         check(trained.target, target)
         if max(trained.design.layers) >= target.num_layers:
@@ -96,7 +98,7 @@ def load(folder: Path) -> PublishedBlock:
 
 
 class Files(PublishedFiles):
-    """The two files of a draft model."""
+    """The config.json and the tensors of a draft model."""
 
     noun = "DFlash draft model"
     inside = "dflash_config"
@@ -132,15 +134,15 @@ class Files(PublishedFiles):
         )
 
     def weights(self, design: BlockDesign) -> dict[str, NDArray[np.float32]]:
-        """The tensors as `BlockNetwork.state_dict` names them."""
+        """The tensors under the names of `BlockNetwork.state_dict`."""
         expected = pieces(design)
         if "lm_head.weight" not in self.tensors:
             del expected["head.weight"]
         return self._taken(expected, design.shapes, UNUSED)
 
     def _layers(self) -> tuple[int, ...]:
-        """The target's layers whose outputs the draft model reads, each given as the number of
-        layers that run before that output."""
+        """The target's layers that the draft model reads, each as the number of layers before the
+        state."""
         name = "target_layer_ids" if self.is_flat else "aux_hidden_state_layer_ids"
         ids = self.switch(name)
         if not isinstance(ids, list) or not ids or not all(type(each) is int for each in ids):
@@ -151,7 +153,7 @@ class Files(PublishedFiles):
         return found
 
     def _whole(self, name: str, least: int, most: int) -> int:
-        """A required setting, which must be a whole number in a range."""
+        """A required setting that must be a whole number in a range."""
         value = self.switch(name)
         if type(value) is not int or not least <= value <= most:
             wrong = f"{name} is no whole number from {least} to {most}."
@@ -160,7 +162,8 @@ class Files(PublishedFiles):
 
 
 def pieces(design: BlockDesign) -> dict[str, list[tuple[str, int]]]:
-    """The published tensors, and their rows, that make up each of our weights."""
+    """For each of our weights, the published tensors that it is made of, and their numbers of
+    rows."""
     inner, shared = design.num_heads * design.head_size, design.num_kv_heads * design.head_size
     rows = {"qkv": (inner, shared, shared), "gate_up": (design.mlp_size, design.mlp_size)}
     made: dict[str, list[tuple[str, int]]] = {}

@@ -1,4 +1,5 @@
-"""All guesses of a round from one pass of a small network: a DFlash draft model, or one of ours."""
+"""A drafter that makes all guesses of a round in one pass of a small network
+(DFlash or our own)."""
 
 from __future__ import annotations
 
@@ -15,12 +16,12 @@ from forerun.models.base import CpuPass
 
 
 class Block(OnePass):
-    """Draft with a network that guesses a whole block in one pass, trained for this target.
+    """Draft with a network, trained for this target, that guesses a whole block in one pass.
 
     source: a folder that `forerun train --kind block` wrote, or one with a DFlash draft model, or
     the name of either on the Hugging Face hub.
 
-    It has nothing to say in a request's first round, in which the target reads the prompt.
+    It makes no guesses in a request's first round, in which the target reads the prompt.
     """
 
     def __init__(self, source: str | Path) -> None:
@@ -40,7 +41,7 @@ class Block(OnePass):
 
 
 def _load(source: str | Path) -> Trained | PublishedBlock:
-    """A drafter of ours, or a published one, by what the folder holds."""
+    """Load our own or a published drafter, depending on what the folder holds."""
     folder = find(source)
     kind = kind_of(folder, description_of(folder))
     if kind == KIND:
@@ -51,7 +52,8 @@ def _load(source: str | Path) -> Trained | PublishedBlock:
 
 
 def runner_for(source: Trained | PublishedBlock, target: Any) -> Any:
-    """The runner for this target and its device; raises if the drafter was trained for another."""
+    """Make the runner for this target and its device; raises if the drafter was trained for
+    another."""
     trained = source.on(target) if isinstance(source, PublishedBlock) else source
     check(trained.target, target)
     design: Any = trained.design

@@ -1,4 +1,5 @@
-"""A block network on the lean CPU pass: what `TorchBlockRunner` computes, in one compiled call."""
+"""Runs a block network on the lean CPU pass: the results of `TorchBlockRunner` in one compiled
+call."""
 
 from __future__ import annotations
 
@@ -34,7 +35,7 @@ Embeddings = Callable[[Any], Any]
 
 
 def take(design: BlockDesign, weights: Mapping[str, Floats]) -> BlockWeights:
-    """The weights, copied into panels of the fewest bits that keep them."""
+    """Copy the weights into panels, in the fewest bits that keep them exactly."""
     layers = [f"layers.{number}" for number in range(design.num_layers)]
     products = ["fuse", *(f"{layer}.{name}" for layer in layers for name in PRODUCTS), "head"]
     parts = []
@@ -69,8 +70,8 @@ def take(design: BlockDesign, weights: Mapping[str, Floats]) -> BlockWeights:
 
 
 class LeanBlockRows:
-    """Keys and values of the tokens that the target has processed; those of blocks lie after
-    them."""
+    """Keys and values of the tokens that the target has processed, and after them those of the
+    block."""
 
     def __init__(self, runner: LeanBlockRunner, num_rows: int) -> None:
         weights = runner.weights
@@ -81,8 +82,8 @@ class LeanBlockRows:
 
 
 class LeanBlockRunner:
-    """Computes what `TorchBlockRunner` does, in float32 on the CPU, for a target that runs there
-    too."""
+    """Computes what `TorchBlockRunner` does, in float32 on the CPU, for a target that also runs
+    there."""
 
     def __init__(
         self,
@@ -106,7 +107,8 @@ class LeanBlockRunner:
         features: Sequence[Any],
         tokens: Sequence[Sequence[int]],
     ) -> Logits:
-        """Append what the target has processed, and guess after it: logits (R, N, Vd)."""
+        """Append tokens that the target has processed, and guess what follows: logits
+        (R, N, Vd)."""
         size = self.design.block_size
         logits = np.empty((len(rows) * size, self.design.num_tokens), np.float32)
         last: list[tuple[int, Floats, int | None, int]] = []  # of the pass with the next blocks
@@ -137,8 +139,8 @@ class LeanBlockRunner:
         parts: Sequence[tuple[int, Floats, int | None, int]],
         logits: Logits,
     ) -> None:
-        """Run one pass. Each row gives the hidden states of its tokens, the anchor of the block
-        after them, if it has one, and the place of its first logits."""
+        """Run one pass. Each part is a row, the hidden states of its tokens, the anchor of its
+        block (None if no block follows), and the index of its first logits."""
         lots = list(self._lots(state, parts))
         heads, design = self.weights.heads, self.design
         (plan,) = passes(lots, heads.queries, heads.keys, logits_only=True)
@@ -177,7 +179,7 @@ class LeanBlockRunner:
 
 
 def make_scratch(design: BlockDesign, weights: BlockWeights, num_tokens: int) -> BlockScratch:
-    """Allocate memory for passes of up to this many tokens."""
+    """Allocate the memory for passes of up to num_tokens tokens."""
     heads, hidden = weights.heads, design.hidden_size
     inner = heads.queries * heads.size
 

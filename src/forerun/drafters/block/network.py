@@ -1,10 +1,10 @@
-"""A few decoder layers that guess a whole block of tokens in one pass, in the manner of DFlash.
+"""A network of a few decoder layers that guesses a whole block of tokens in one pass, like DFlash.
 
 For every token that the target has processed, its hidden states are fused into one feature, and
-each layer makes a key and a value of it: these are all that the network knows of the text.  The
-block begins with the text's newest token, the *anchor*, which the target has not processed yet;
-masks follow.  Every entry of the block sees all features and the whole block, later entries
-included, and its output gives the law of one token.
+each layer makes a key and a value of it: the network sees nothing else of the text. A block
+consists of the text's newest token, the *anchor*, which the target has not processed yet, and masks
+after it. Every entry of the block attends to all features and to the whole block, later entries
+included, and its output gives the distribution of one token.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from forerun.drafters.heads.network import Deeper, RMSNorm, spread
 
 
 class BlockNetwork(nn.Module):  # type: ignore[misc]
-    """All but the attention itself, which differs between training and drafting."""
+    """The network without the attention itself, which differs between training and drafting."""
 
     def __init__(self, design: BlockDesign) -> None:
         super().__init__()
@@ -33,24 +33,25 @@ class BlockNetwork(nn.Module):  # type: ignore[misc]
         self.head = nn.Linear(width, design.num_tokens, bias=False)
 
     def features(self, hidden: Tensor) -> Tensor:
-        """Features (..., D) of the target's hidden states (..., F)."""
+        """Fuse the target's hidden states (..., F) into features (..., D)."""
         fused = self.fuse(self.norm_layers(hidden) if self.design.norm_parts else hidden)
         normed: Tensor = self.norm_feature(fused)
         return normed
 
     def entries(self, embedding: Tensor, anchors: Tensor) -> Tensor:
-        """The inputs of the first layer (..., block, D), for anchors (...)."""
+        """The inputs of the first layer (..., block, D) for blocks with these anchors (...)."""
         masks = anchors.new_full((self.design.block_size - 1,), self.design.mask_token)
         tokens = torch.cat((anchors[..., None], masks.expand(*anchors.shape, -1)), -1)
         return embedding[tokens]
 
     def angles(self, positions: Tensor) -> tuple[Tensor, Tensor]:
-        """Cosines and sines (..., d / 2) of positions (...), for every layer."""
+        """The cosines and sines (..., d / 2) of positions (...), which all layers share."""
         turned: tuple[Tensor, Tensor] = self.layers[0].angles(positions)
         return turned
 
     def outputs(self, hidden: Tensor) -> Tensor:
-        """The last layer's outputs for guesses, (..., N, D): all, or all but the anchor's."""
+        """The outputs that are guesses, (..., N, D): those of all entries, or of all but the
+        anchor."""
         return hidden if self.design.anchor_guesses else hidden[..., 1:, :]
 
     def logits(self, hidden: Tensor) -> Tensor:

@@ -1,4 +1,4 @@
-"""A block network computed with torch, on the device and in the precision of its weights."""
+"""Runs a block network with torch, on the device and in the precision of its weights."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from forerun.drafters.heads.runner import Logits
 
 
 class BlockRows:
-    """Keys and values (layers, rows, slots, KV, d) of the tokens the target has processed."""
+    """Keys and values (layers, rows, slots, KV, d) of the tokens that the target has processed."""
 
     def __init__(self, num_rows: int) -> None:
         self.lengths = [0] * num_rows
@@ -38,9 +38,9 @@ class TorchBlockRunner:
         features: Sequence[Any],
         tokens: Sequence[Sequence[int]],
     ) -> Logits:
-        """Append what the target has processed, and guess after it: logits (R, N, Vd).
+        """Append tokens that the target has processed, and guess what follows: logits (R, N, Vd).
 
-        The last token of each row, which the target has not processed, is the block's anchor.
+        The last token of each row, which the target has not processed yet, is the block's anchor.
         """
         like = self.network.head.weight
         network, device = self.network, like.device
@@ -65,7 +65,7 @@ class TorchBlockRunner:
         state.lengths[row] = 0
 
     def _block(self, state: BlockRows, rows: Sequence[int], anchors: Tensor) -> Tensor:
-        """Outputs (R, S, D) of the last layer for the blocks after these rows' texts."""
+        """The last layer's outputs (R, S, D) for blocks that follow the texts of these rows."""
         network, device = self.network, self.network.head.weight.device
         lengths = torch.tensor([state.lengths[row] for row in rows], device=device)
         size, longest = network.design.block_size, int(lengths.max())
@@ -93,13 +93,14 @@ class TorchBlockRunner:
     def _keep(
         self, state: BlockRows, number: int, where: Any, layer: Any, fused: Tensor, angles: Any
     ) -> None:
-        """Keep a layer's keys and values of features (N, D) in their rows and slots."""
+        """Store one layer's keys and values of features (N, D) in their rows and slots."""
         keys, values = layer.keys_values(fused, *angles)
         self._make_room(state, int(where[1].max()) + 1, keys)
         state.keys[number][where], state.values[number][where] = keys, values
 
     def _make_room(self, state: BlockRows, slots: int, like: Tensor) -> None:
-        """Grow at least twofold, so that copying costs O(1) per token on average."""
+        """Grow the storage if needed, at least twofold, so that copying costs O(1) per token on
+        average."""
         have = 0 if state.keys is None else state.keys.shape[2]
         if slots <= have:
             return

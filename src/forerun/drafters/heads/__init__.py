@@ -1,3 +1,3 @@
-"""A drafter that is trained for its target."""
+"""A drafter that is a small network trained for its target."""
 
 from forerun.drafters.heads.drafter import Heads as Heads

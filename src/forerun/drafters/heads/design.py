@@ -1,4 +1,4 @@
-"""The sizes of a drafting network, derived from its target."""
+"""The sizes and switches of a drafting network."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ ROTATION = ("frequencies", "rotary_factor")
 
 @dataclass(frozen=True)
 class Design:
-    """Everything needed to build the network; saved with its weights."""
+    """Everything needed to build a drafting network; saved with its weights."""
 
     kind: ClassVar[str] = "heads"  # as files and commands name it
 
@@ -47,18 +47,19 @@ class Design:
 
     @property
     def num_features(self) -> int:
-        """F: the number of hidden values the target gives per token."""
+        """F: the number of values that the target's hidden states give per token."""
         return len(self.layers) * self.state_size
 
     @property
     def norm_parts(self) -> int:
-        """The number of pieces of the target's hidden values that have a norm of their own; 0: no
+        """Into how many pieces the target's hidden values are split for normalising; 0 means no
         norm."""
         return {"each": len(self.layers), "together": 1, "none": 0}[self.state_norm]
 
     @property
     def is_usual(self) -> bool:
-        """Whether the network is like those that we train, except for its rotation."""
+        """Whether the network has the structure of those that we train
+        (its rotation may differ)."""
         return all(
             getattr(self, field.name) == field.default or field.name in ROTATION
             for field in fields(self)
@@ -67,7 +68,7 @@ class Design:
 
     @property
     def shapes(self) -> dict[str, tuple[int, ...]]:
-        """The shapes of the network's weights, as `Network.state_dict` names them."""
+        """The shapes of the network's weights, by their names in `Network.state_dict`."""
         width = self.hidden_size
         shapes = self._ends | {"norm_embedding.weight": (width,)}
         shapes |= self._layer(width if self.is_joined else 2 * width)
@@ -78,7 +79,7 @@ class Design:
 
     @property
     def _ends(self) -> dict[str, tuple[int, ...]]:
-        """The weights before and after the layers."""
+        """The shapes of the weights before the first and after the last layer."""
         width = self.hidden_size
         products = {"head": (self.num_tokens, width)}
         norms = {"norm_feature": (width,), "norm_head": (width,)}
@@ -92,8 +93,8 @@ class Design:
         return self._named(products, norms)
 
     def _layer(self, num_inputs: int) -> dict[str, tuple[int, ...]]:
-        """The weights of a layer whose queries, keys and values are computed from this many
-        numbers."""
+        """The shapes of the weights of a layer that computes queries, keys and values from
+        num_inputs numbers."""
         width, inner = self.hidden_size, self.num_heads * self.head_size
         shared = self.num_kv_heads * self.head_size
         products = {
@@ -116,8 +117,8 @@ class Design:
         return shapes
 
     def rotation(self) -> tuple[NDArray[np.float32], float]:
-        """The angle by which each pair of a head (d / 2,) is turned per position, and the factor of
-        its cosine and sine."""
+        """The rotary embedding: the angle per position of each pair of a head (d / 2,), and the
+        factor of its cosine and sine."""
         if self.frequencies:
             return np.array(self.frequencies, np.float32), self.rotary_factor
         half = self.head_size // 2
@@ -126,7 +127,7 @@ class Design:
 
     @classmethod
     def after(cls, config: Any, num_tokens: int, mlp_size: int | None = None) -> Self:
-        """The design of one decoder layer like those of a target with this transformers
+        """A design of one decoder layer with the proportions of a target with this transformers
         configuration."""
         heads, width = config.num_attention_heads, config.hidden_size
         inner = getattr(config, "intermediate_size", None) or getattr(config, "n_inner", None)
@@ -149,14 +150,14 @@ class Design:
         return cls(**saved | lists)
 
     def to_dict(self) -> dict[str, Any]:
-        """All fields but those at their defaults."""
+        """All fields that differ from their defaults."""
         pairs = [(field, getattr(self, field.name)) for field in fields(self)]
         return {field.name: value for field, value in pairs if value != field.default}
 
 
 @dataclass(frozen=True)
 class BlockDesign(Design):
-    """The sizes of a network that makes all guesses of a round in one pass."""
+    """The sizes and switches of a network that makes all guesses of a round in one pass."""
 
     kind: ClassVar[str] = "block"
 
@@ -166,12 +167,12 @@ class BlockDesign(Design):
 
     @property
     def num_guesses(self) -> int:
-        """The guesses of one pass."""
+        """The number of guesses that one pass makes."""
         return self.block_size - (not self.anchor_guesses)
 
     @property
     def shapes(self) -> dict[str, tuple[int, ...]]:
-        """The shapes of the network's weights, as `BlockNetwork.state_dict` names them."""
+        """The shapes of the network's weights, by their names in `BlockNetwork.state_dict`."""
         shapes = dict(self._ends)
         for number in range(self.num_layers):
             inside = self._layer(self.hidden_size) | {"norm.weight": (self.hidden_size,)}
@@ -180,7 +181,7 @@ class BlockDesign(Design):
 
 
 def layers_to_read(num_layers: int) -> tuple[int, ...]:
-    """Low, middle and high layers.
+    """The target's layers to read by default: some low, middle and high ones.
 
     The last layer is left out, because some models return its output after their final norm.
     """

@@ -1,4 +1,4 @@
-"""A small network drafts from the target's own hidden states; `forerun train` makes one."""
+"""A small network that drafts from the target's own hidden states; `forerun train` makes one."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class Heads(StepByStep):
     trained for this target, or the name of either on the Hugging Face hub; None is the drafter that
     comes with Forerun, for its default model.
 
-    It has nothing to say in a request's first round, in which the target reads the prompt.
+    It makes no guesses in a request's first round, in which the target reads the prompt.
     """
 
     def __init__(self, source: str | Path | None = None) -> None:
@@ -39,25 +39,26 @@ class Heads(StepByStep):
 
     @classmethod
     def load(cls, source: str | Path) -> Heads:
-        """Equal to `Heads(source)`."""
+        """The same as `Heads(source)`."""
         return cls(source)
 
     @property
     def design(self) -> Design | None:
-        """The sizes of the network; for a published head they may be known only after it has seen
-        its target."""
+        """The sizes of the network. For a published head this may be None until it has met its
+        target."""
         return self._trained.design if self._trained else None
 
     @property
     def layers(self) -> tuple[int, ...]:
-        """The target's layers whose hidden states are read, once the design is known."""
+        """The target's layers that it reads; empty until the design is known."""
         return self.design.layers if self.design else ()
 
     def fit(self, target: Any) -> Runner:
         return fit(self._for(target), target)
 
     def _for(self, target: Any) -> Trained:
-        """The network for this target."""
+        """The network for this target; for a published head, the interpretation of its files that
+        fits best."""
         if not isinstance(self.source, Published):
             return self.source
         check(self.source.target, target)
@@ -71,7 +72,7 @@ class Heads(StepByStep):
 
 
 def _load(source: str | Path) -> Trained | Published:
-    """A drafter of ours, or a published one, by what the folder holds."""
+    """Load our own or a published drafter, depending on what the folder holds."""
     folder = find(source)
     kind = kind_of(folder, description_of(folder))
     if kind == KIND:

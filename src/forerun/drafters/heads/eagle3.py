@@ -1,11 +1,12 @@
-"""EAGLE-3 heads as others publish them: which tensors are which of our weights, and every switch.
+"""Reads published EAGLE-3 heads: maps their tensors to our weights, and their settings to our
+design.
 
-The tensors of the two layouts (`published.py`) are the same but for the name of the layer.  A head
-is our network (`network.py`) with other switches; joined inputs lie the other way round, so two
-halves of columns are swapped.
+The tensors of the two layouts (`published.py`) differ only in the name of the layer. A head is our
+network (`network.py`) with other settings; it joins embedding and feature in the opposite order, so
+two halves of columns are swapped.
 
-What a file leaves open (which layers are meant, whether a field that is absent is true) gives
-several readings; `readings.py` finds the right one.
+Where a file leaves something open (which layers are meant, whether an absent field is true), there
+are several readings of it; `readings.py` finds the right one.
 """
 
 from __future__ import annotations
@@ -60,7 +61,7 @@ SWITCHES = {
 
 @dataclass(frozen=True)
 class Published:
-    """A head as it lies on disk, before its target is known."""
+    """A head as read from disk, before its target is known."""
 
     name: str
     target: Fingerprint  # as far as the files say
@@ -73,8 +74,8 @@ class Published:
     is_turned_like_target: bool | None  # None: as the file says, or like the target
 
     def designs(self, num_layers: int, rotation: Rotation | None) -> dict[str, Design]:
-        """Every possible reading of the files for a target with this many layers, by its
-        description; the likeliest first."""
+        """All possible interpretations of the files for a target with num_layers layers, by their
+        descriptions, the likeliest first."""
         usual = (2, num_layers // 2, num_layers - 3)
         layers = [ids for ids in self.layers or [usual] if max(ids) <= num_layers and min(ids) >= 0]
         if not layers or len(set(layers[0])) < len(layers[0]):
@@ -136,13 +137,13 @@ def load(folder: Path) -> Published:
 
 
 class Files(PublishedFiles):
-    """The two files of a head."""
+    """The config.json and the tensors of a head."""
 
     noun = "EAGLE-3 head"
     inside = "eagle_config"
 
     def check_settings(self) -> None:
-        """Refuse a head that computes something other than our network, or a newer layout."""
+        """Refuse a head that computes something other than our network, or has a newer layout."""
         self._check_version()
         self._check_off(FALSE_ONLY)
         eagle = self.more
@@ -177,9 +178,8 @@ class Files(PublishedFiles):
         )
 
     def layers(self) -> list[tuple[int, ...]]:
-        """The lists of target layers that the file may mean, each layer given as the number of
-        layers that run before the state is read; empty if the file leaves them to the usual
-        ones."""
+        """The lists of target layers that the file may mean, each layer as the number of layers
+        before the state; empty if the file does not name any."""
         plain = self.described.get("eagle_aux_hidden_state_layer_ids")
         inside = self.more.get("eagle_aux_hidden_state_layer_ids")
         ids = plain or inside
@@ -193,16 +193,16 @@ class Files(PublishedFiles):
         return [tuple(each + 1 for each in ids), tuple(ids)]
 
     def residuals(self) -> tuple[bool, ...]:
-        """The possible values of `norm_before_residual`. Where it is absent, `speculators` takes it
-        as false and vLLM as true; in flat files everybody takes it as false."""
+        """The possible values of `norm_before_residual`. If it is absent, `speculators` assumes
+        false and vLLM true; in flat files it always means false."""
         stated = self.switch("norm_before_residual")
         if stated is not None:
             return (bool(stated),)
         return (False,) if self.is_flat else (False, True)
 
     def is_turned_like_target(self) -> bool | None:
-        """Whether the head uses the target's rotation. This is unknown where `speculators` may have
-        dropped the scaling of the rotation, as it did until June 2026."""
+        """Whether the head uses the target's rotation. None if `speculators` may have dropped the
+        scaling of the rotation, as it did until June 2026."""
         rope = self.settings.get("rope_parameters") or self.settings.get("rope_scaling")
         stated = "rope_theta" in self.settings or "rope_theta" in (rope or {})
         if not stated and self.described.get("rope_theta", "") is None:
@@ -211,7 +211,7 @@ class Files(PublishedFiles):
         return False if self.is_flat or is_scaled else None
 
     def weights(self, design: Design) -> dict[str, NDArray[np.float32]]:
-        """The tensors as `Network.state_dict` names them."""
+        """The tensors under the names of `Network.state_dict`."""
         expected = pieces(design)
         if "lm_head.weight" not in self.tensors:
             del expected["head.weight"]
@@ -228,7 +228,8 @@ class Files(PublishedFiles):
 
 
 def pieces(design: Design) -> dict[str, list[tuple[str, int]]]:
-    """The published tensors, and their rows, that make up each of our weights."""
+    """For each of our weights, the published tensors that it is made of, and their numbers of
+    rows."""
     names: dict[str, tuple[str, ...]] = {**ENDS}
     names |= {ours: _within(0, theirs) for ours, theirs in (LAYER | FIRST).items()}
     for number in range(1, design.num_layers):
@@ -252,7 +253,7 @@ def _within(number: int, names: Sequence[str]) -> tuple[str, ...]:
 
 
 def _renamed(tensors: Mapping[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
-    """Tensors by their names in the newer layout.
+    """The tensors under their names in the newer layout.
 
     SGLang's later layers call the norm before them `hidden_norm`.
     """

@@ -1,6 +1,6 @@
-"""A drafter of ours as an EAGLE-3 head that other engines load: the table of `eagle3.py` backwards.
+"""Writes our trained drafter as an EAGLE-3 head that other engines load.
 
-vLLM counts the layers before a state where SGLang counts the layer whose output it is.  A flat
+vLLM counts the layers before a hidden state, SGLang names the layer whose output it is. A flat
 folder says both, each where only that engine looks, so one folder serves both.
 """
 
@@ -24,7 +24,7 @@ WRITTEN_AS = "0.9.0"  # the version of `speculators` whose layout is written
 
 
 def export(trained: Trained, folder: Path, layout: str, dtype: str = "bfloat16") -> None:
-    """Write config.json and model.safetensors; each is complete or absent."""
+    """Write config.json and model.safetensors. Neither file is ever left incomplete."""
     import torch
     from safetensors.torch import save_file
 
@@ -60,7 +60,7 @@ def export(trained: Trained, folder: Path, layout: str, dtype: str = "bfloat16")
 
 
 def _tensors(trained: Trained) -> dict[str, Any]:
-    """The weights by their published names, in float32."""
+    """The weights under their published names, in float32."""
     found: dict[str, Any] = {}
     for ours, parts in pieces(trained.design).items():
         whole = trained.weights[ours]
@@ -96,8 +96,7 @@ def _layer(trained: Trained, dtype: str) -> dict[str, Any]:
 
 
 def _switches(trained: Trained) -> dict[str, Any]:
-    """All switches, including those that are off, because engines differ in what an absent one
-    means."""
+    """All switches, including those that are off, because engines assume different defaults."""
     return {
         "draft_vocab_size": trained.design.num_tokens,
         "fc_norm": True,

@@ -1,8 +1,8 @@
-"""Children of draft nodes out of logits over a small vocabulary, a few likeliest tokens each.
+"""Chooses the children of draft nodes among the few likeliest tokens of a small vocabulary.
 
-Under shared noise which tokens are looked at does not change a text, and a draft step takes less
-time than a law over the target's whole vocabulary would.  Laws are whole where the rule divides by
-them, or where options change the logits of single tokens.
+Under shared noise the choice of tokens to consider cannot change a text, and considering few is
+faster than making a law over the target's whole vocabulary. Whole laws are made where the rule
+divides by draft probabilities, or where options change the logits of single tokens.
 """
 
 from __future__ import annotations
@@ -36,10 +36,11 @@ def grow(
     vocab_size: int,
     shared_noise: bool,
 ) -> None:
-    """Give nodes (N,) their children.
+    """Add children to nodes (N,).
 
-    logits: (M, Vd); rows: (N,), which of them each node has.  Nodes that have one in common are
-    nodes of one draft.  draft_tokens: (Vd,), the target's ids.
+    logits: (M, Vd). rows: (N,), each node's row of logits; nodes with the same row belong to one
+    draft.
+    draft_tokens: (Vd,), the target's ids of the draft vocabulary.
     """
     few: list[int] = []
     forks = []
@@ -62,7 +63,8 @@ def grow(
 def _grow_from_few(
     nodes: Sequence[Node], logits: Logits, rows: Sequence[int], draft_tokens: HostArray
 ) -> None:
-    """Add the tokens that arrive first in the target's race, or the likeliest tokens."""
+    """Add the tokens that arrive first in the target's race, or for greedy requests the likeliest
+    ones."""
     places = [growth.places_after(node) for growth, node in nodes]
     used = {row: growth for row, (growth, _) in zip(rows, nodes, strict=True)}
     number = {row: index for index, row in enumerate(used)}
@@ -82,7 +84,8 @@ def _grow_from_few(
 
 
 def is_about_tokens(sampling: Sampling) -> bool:
-    """Whether options change the logits of single tokens, so that all tokens must be considered."""
+    """Whether options change the logits of single tokens, so that the whole vocabulary must be
+    considered."""
     return bool(
         sampling.logit_bias
         or sampling.grammar is not None
@@ -93,7 +96,7 @@ def is_about_tokens(sampling: Sampling) -> bool:
 
 
 def _likeliest(logits: Logits, count: int) -> tuple[HostArray, HostArray]:
-    """Columns (N, count), the likeliest first, and their probabilities."""
+    """The columns (N, count) of the likeliest tokens, the best first, and their probabilities."""
     columns = logits.argmax(axis=1)[:, None] if count == 1 else likeliest(logits, count)
     largest = np.take_along_axis(logits, columns, axis=1)
     total = np.exp(logits - largest[:, :1]).sum(axis=1, keepdims=True)
@@ -103,11 +106,11 @@ def _likeliest(logits: Logits, count: int) -> tuple[HostArray, HostArray]:
 def _first_arrivals(
     growths: Sequence[Growth], logits: Logits, draft_tokens: HostArray
 ) -> tuple[HostArray, HostArray]:
-    """Columns (N, C) in the order of their arrival, with the chance of each to be the target's
-    choice.
+    """The columns (N, C) of the first tokens to arrive in the race, in order, and each one's chance
+    of being the target's choice.
 
-    If the target's logits were the drafter's plus Gumbel noise, the chance of each token to win
-    would be proportional to its speed.
+    If the target's logits were the drafter's plus Gumbel noise, this chance would be proportional
+    to the token's speed in the race.
     """
     turns = [growth.turn for growth in growths]
     samplings = [turn.sampling for turn in turns]
@@ -129,7 +132,7 @@ def _first_arrivals(
 
 
 def _truncated(law: HostArray, samplings: Sequence[Sampling]) -> HostArray:
-    """Laws (N, C), the likeliest first and at 1, after top_k, top_p and min_p."""
+    """Apply top_k, top_p and min_p to relative weights (N, C) that are sorted and begin with 1."""
     if all(s.top_k is None and s.top_p == 1 and s.min_p == 0 for s in samplings):
         return law
     counts = np.array([[s.top_k or law.shape[1]] for s in samplings])

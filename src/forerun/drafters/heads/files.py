@@ -1,7 +1,7 @@
-"""A trained drafter as a folder: a JSON description, and its weights in 8 bits.
+"""Saves and loads a trained drafter: a folder with a JSON description and 8-bit weights.
 
-Matrices are stored as blocks of 32 numbers of 8 bits under one float16 scale, as in GGUF's Q8_0:
-1.06 bytes per weight, which no acceptance rate can tell from the float32 they are loaded as.
+Matrices are stored as blocks of 32 8-bit numbers with one float16 scale, as in GGUF's Q8_0. That is
+1.06 bytes per weight, and acceptance rates are the same as with float32.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ BLOCK = 32
 
 @dataclass(frozen=True)
 class Trained:
-    """A drafter as it lies on disk."""
+    """A trained drafter, as it is saved and loaded."""
 
     design: Design
     target: Fingerprint
@@ -37,7 +37,7 @@ class Trained:
 
 
 def save(folder: Path, trained: Trained) -> None:
-    """Write both files; each is complete or absent."""
+    """Write the description and the weights. Neither file is ever left incomplete."""
     from safetensors.numpy import save_file
 
     folder.mkdir(parents=True, exist_ok=True)
@@ -63,7 +63,7 @@ def save(folder: Path, trained: Trained) -> None:
 
 
 def load(place: str | Path) -> Trained:
-    """A drafter from a folder, or from the Hugging Face hub by its name."""
+    """Load a drafter from a folder, or by its name from the Hugging Face hub."""
     folder = find(place)
     kind = kind_of(folder, description_of(folder))
     if kind not in ("forerun", "block", ""):
@@ -94,8 +94,8 @@ def load(place: str | Path) -> Trained:
 
 
 def trained_for(folder: Path) -> Fingerprint | None:
-    """The target of the drafter in a folder, without its weights; None if there is no drafter
-    that this version reads."""
+    """The target that the drafter in a folder was trained for, without reading its weights; None if
+    this version can read no drafter there."""
     try:
         description = json.loads((folder / DESCRIPTION).read_text(encoding="utf-8"))
         if (description["format"], description["version"]) != (FORMAT, VERSION):
@@ -106,7 +106,7 @@ def trained_for(folder: Path) -> Fingerprint | None:
 
 
 def to_blocks(values: NDArray[Any]) -> tuple[NDArray[np.int8], NDArray[np.float16]]:
-    """Numbers (N, M) as q (N, M) and scales (N, ceil(M / 32)): value = scale * q."""
+    """Round numbers (N, M) to q (N, M) with scales (N, ceil(M / 32)), so that value = scale * q."""
     rows, width = values.shape
     padded = np.zeros((rows, -(-width // BLOCK) * BLOCK), np.float32)
     padded[:, :width] = values
@@ -118,13 +118,13 @@ def to_blocks(values: NDArray[Any]) -> tuple[NDArray[np.int8], NDArray[np.float1
 
 
 def from_blocks(q: NDArray[np.int8], scale: NDArray[np.float16]) -> NDArray[np.float32]:
-    """The numbers (N, M) that q and their scales stand for."""
+    """The numbers (N, M) for q (N, M) and the scales of its blocks."""
     widths = np.repeat(scale.astype(np.float32), BLOCK, axis=1)[:, : q.shape[1]]
     return q.astype(np.float32) * widths
 
 
 def _read(file: Path) -> tuple[dict[str, NDArray[np.float32]], NDArray[np.int64]]:
-    """Weights in float32 and the draft tokens."""
+    """Read a file of weights. Returns the weights in float32, and the draft tokens."""
     from safetensors import SafetensorError
     from safetensors.numpy import load_file
 

@@ -1,7 +1,7 @@
 """Identifies the target of a drafter by its sizes and a sample of its embedding.
 
-The sample is compared by direction, not bit by bit: a copy in another precision, 4 bits included,
-is the same target; another model of the same sizes is not.
+The samples are compared by direction, not bit by bit. So a copy in another precision, even 4 bits,
+is the same target, and another model of the same sizes is not.
 """
 
 from __future__ import annotations
@@ -20,7 +20,8 @@ ALIKE = 0.9  # the cosine of two samples; unrelated models reach 0.2, 4-bit copi
 
 @dataclass(frozen=True)
 class Fingerprint:
-    """Properties of a target that must agree, where both sides know them."""
+    """Properties that identify a target; two fingerprints match if all properties known to both
+    agree."""
 
     name: str
     hidden_size: int
@@ -40,7 +41,7 @@ class Fingerprint:
 
     @classmethod
     def of_lean(cls, target: Any) -> Fingerprint:
-        """The fingerprint of a `LeanModel`, which need not have loaded its transformers model."""
+        """The fingerprint of a `LeanModel`, made without loading its transformers model."""
         part = target.embeddings_of(_rows(target.vocab_size))[:, :NUM_COLUMNS]
         sizes = (target.hidden_size, target.num_layers, target.vocab_size)
         return cls(target.name, *sizes, _sample(part))
@@ -53,11 +54,11 @@ class Fingerprint:
         return asdict(self)
 
     def fits(self, target: Fingerprint) -> bool:
-        """Whether this is the target that this drafter was trained for."""
+        """Whether `target` is the one that this fingerprint was taken from."""
         return not self._difference(target)
 
     def check(self, target: Fingerprint) -> None:
-        """Refuse a target that is not the one this drafter was trained for."""
+        """Raise if `target` is not the one that this drafter was trained for."""
         difference = self._difference(target)
         if difference:
             wrong = f"This drafter was trained for {self.name} and does not fit {target.name}: "

@@ -24,7 +24,8 @@ def load_shipped() -> Trained:
 
 
 def fit(trained: Trained, target: LanguageModel) -> Runner:
-    """The runner for this target and its device; raises if the drafter was trained for another."""
+    """Make the runner for this target and its device; raises if the drafter was trained for
+    another."""
     check(trained.target, target)
     subject: Any = target
     own = trained.embedding
@@ -46,7 +47,8 @@ def fit(trained: Trained, target: LanguageModel) -> Runner:
 
 
 def check(expected: Fingerprint, target: LanguageModel) -> None:
-    """Refuse a target that a drafter was not trained for, or that shows no hidden states."""
+    """Raise if the drafter was trained for another target, or if the target's hidden states cannot
+    be read."""
     model = getattr(target, "model", None) if not isinstance(target, CpuPass) else target
     if not isinstance(target, Inspectable) or model is None:
         wrong = f"{expected.name}'s drafter reads hidden states, and {target.name} shows none."

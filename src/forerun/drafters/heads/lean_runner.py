@@ -1,6 +1,6 @@
-"""A drafting network on the lean CPU pass: computes what `TorchRunner` does in one compiled call.
+"""Runs a drafting network on the lean CPU pass: the results of `TorchRunner` in one compiled call.
 
-A whole line of guesses is one call too, which spares what Python costs between its levels.
+A whole line of guesses is one call too, which saves the time that Python takes between its levels.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ ONE = np.ones(1, np.float32)
 
 
 def take(design: Design, weights: Mapping[str, Floats], embedding: Floats) -> HeadsWeights:
-    """The weights, copied into panels of the fewest bits that keep them."""
+    """Copy the weights into panels, in the fewest bits that keep them exactly."""
     part = {name.removesuffix(".weight"): values for name, values in weights.items()}
     norms = ["norm_feature", "norm_embedding", "norm_mlp", "norm_head"]
     norms += ["norm"] * design.is_joined
@@ -69,7 +69,7 @@ def take(design: Design, weights: Mapping[str, Floats], embedding: Floats) -> He
 
 
 def rotary(design: Design) -> Rotary:
-    """The cosines and sines of a network's heads."""
+    """A network's cosines and sines, made for ranges of positions."""
     frequencies, factor = design.rotation()
 
     def angles(begin: int, end: int) -> tuple[Floats, Floats]:
@@ -81,7 +81,7 @@ def rotary(design: Design) -> Rotary:
 
 
 def make_scratch(weights: HeadsWeights, num_tokens: int) -> HeadsScratch:
-    """Allocate memory for passes of up to this many tokens."""
+    """Allocate the memory for passes of up to num_tokens tokens."""
     heads, m = weights.heads, weights.matrices
     hidden, inner = weights.embedding.shape[1], heads.queries * heads.size
 
@@ -106,7 +106,8 @@ LONGEST = 8  # guesses that a line has room for, at least
 
 
 def line_for(turns: Sequence[Turn], ids: Ints) -> Line:
-    """Lines with room for the guesses of these turns; `empty` prepares them for use."""
+    """Allocate lines (chains of guesses) for these turns. Call `empty` on each before it is
+    used."""
     samplings, whole = [turn.sampling for turn in turns], np.zeros((4, len(turns)), np.int64)
     size = len(turns), max(LONGEST, *(turn.height for turn in turns))
     return Line(
@@ -130,8 +131,8 @@ def line_for(turns: Sequence[Turn], ids: Ints) -> Line:
 
 
 def serves(line: Line, first: Sequence[Turn], turns: Sequence[Turn]) -> bool:
-    """Whether lines that were made for the first turns can be used for others, as within one
-    text."""
+    """Whether lines made for the turns `first` can be reused for `turns`, as in successive rounds
+    of one text."""
     return len(first) == len(turns) and all(
         old.row == new.row
         and old.sampling is new.sampling
@@ -142,7 +143,7 @@ def serves(line: Line, first: Sequence[Turn], turns: Sequence[Turn]) -> bool:
 
 
 def empty(line: Line, index: int, turn: Turn, position: int, start: int) -> None:
-    """Empty a line, whose first guess goes into the slot `start`."""
+    """Reset a line for a turn. start: the slot of its first guess."""
     line.starts[index] = start
     line.limits[index] = turn.height
     line.worths[index] = turn.worth
@@ -160,8 +161,8 @@ Begin = Callable[..., Begun]
 
 
 class Ask:
-    """The arrays of a pass that is run again and again: a few tokens of one row, and a line after
-    them. Only the numbers in the arrays change."""
+    """The preallocated arrays of a pass that is run often: a few tokens of one row, and the line of
+    guesses after them. Only the numbers in the arrays change."""
 
     def __init__(self, level: Level) -> None:
         self.level = level
@@ -169,7 +170,8 @@ class Ask:
 
 
 class LeanHeadsRows:
-    """Keys and values of verified entries, then of tentative nodes in their order."""
+    """The rows' keys and values: first of verified entries, then of tentative nodes in their
+    order."""
 
     def __init__(self, runner: LeanRunner, num_rows: int) -> None:
         weights = runner.weights
@@ -185,7 +187,7 @@ class LeanHeadsRows:
 
 
 class LeanRunner:
-    """A `Runner` in float32 on the CPU, for a network whose target runs there too."""
+    """A `Runner` in float32 on the CPU, for a network whose target also runs there."""
 
     def __init__(
         self,
@@ -221,9 +223,11 @@ class LeanRunner:
         turns: Sequence[Turn],  # (R,)
         ids: Ints,  # (Vd,): the target's, of the network's own tokens
     ) -> tuple[Logits, list[tuple[list[int], list[float]]]]:
-        """Like `extend`, and draw a line of guesses after each row: tokens, and the chance of each
-        to be kept. The row does not remember the guesses. Its logits stay until it is extended
-        again."""
+        """Like `extend`, but also draw a line of guesses after each row. Returns the logits, and
+        for each row the guesses with their chances of being kept.
+
+        The rows do not remember the guesses. The logits stay valid until the row is extended again.
+        """
         line = self._line_of(state, turns, ids)
         for index, (turn, fed) in enumerate(zip(turns, tokens, strict=True)):
             empty(line, index, turn, turn.position, state.lengths[turn.row] + len(fed))
@@ -246,9 +250,11 @@ class LeanRunner:
         tokens: Sequence[int],
         ids: Ints,
     ) -> tuple[Logits, Line, Begun] | None:
-        """Like `extend_with_lines` for one row, but without waiting for the result; None if there
-        is no other thread, or too much to do first. Nothing else may run until the line is
-        finished."""
+        """Start `extend_with_lines` for one row without waiting for the result. Nothing else may
+        run until the line is finished.
+
+        Returns None if there is no helper thread, or if too many tokens have to be read first.
+        """
         if self._crew.size == 1 or len(tokens) > MOST_KEPT:
             return None
         line = self._line_of(state, [turn], ids)
@@ -322,8 +328,8 @@ class LeanRunner:
     def _ask(
         self, state: LeanHeadsRows, features: Any, tokens: Sequence[int], begin: Begin
     ) -> tuple[Logits, Begun]:
-        """Do what `_extend` does, for a few tokens of the line's only row; the logits stay until
-        the next call."""
+        """A version of `_extend` for a few tokens of the line's only row, which reuses arrays. The
+        logits stay valid until the next call."""
         line = state.line
         row, count = state.turns[0].row, len(tokens)
         start = state.lengths[row]
@@ -344,13 +350,13 @@ class LeanRunner:
         return logits, begin(_num_stages(line), draft, held)
 
     def some_arguments(self) -> tuple[Any, ...]:
-        """Arguments of `draft`; those of other calls and runners have the same types."""
+        """Example arguments of `draft`; the arguments of all other calls have the same types."""
         state, turn = self.start(1, 0), Turn(0, 1, Sampling(), seed=0, position=0)
         level, line = self._new_ask(0, 1).level, line_for([turn], np.zeros(1, np.int64))
         return self.weights, state.pages.cache, state.scratch, level, self._later(state, line), line
 
     def _line_of(self, state: LeanHeadsRows, turns: Sequence[Turn], ids: Ints) -> Line:
-        """The lines of these turns, whose contents are written anew."""
+        """The lines for these turns, reused if possible; their contents are overwritten."""
         if state.line.ids is not ids or not serves(state.line, state.turns, turns):
             state.line, state.turns = line_for(turns, ids), turns
         return state.line
@@ -368,9 +374,10 @@ class LeanRunner:
         features: Floats | None,
         line: Line = NO_LINE,
     ) -> tuple[Floats, Logits]:
-        """Outputs of the tokens with logits, in their order, and logits at their places.
+        """Run a pass. Returns the outputs and logits of the tokens that have logits, in their
+        order.
 
-        A line has a row for each lot, and goes on from the lot's last token with logits.
+        line: has a row for each lot, and continues from the lot's last token with logits.
         """
         for lot in lots:
             end = int(lot.slots[-1]) + 1 + line.tokens.shape[1]
@@ -398,8 +405,8 @@ class LeanRunner:
         self._crew.run(_num_stages(line), draft, held)
 
     def _later(self, state: LeanHeadsRows, line: Line) -> Level:
-        """The inputs and outputs of the levels after a line's first guess. They are kept for the
-        same rows, because making them takes as long as some of the products."""
+        """The arrays for the levels after a line's first guess. They are reused for the same rows,
+        because making them takes as long as some of the matrix products."""
         if state.later.plan.rows is not line.rows:
             rows = enumerate(line.rows.tolist())
             lots = [Lot.of(row, 0, Feed([0]), 0, np.array([index])) for index, row in rows]
@@ -413,7 +420,7 @@ class LeanRunner:
         return state.later
 
     def _results(self, count: int) -> tuple[Floats, Logits]:
-        """Allocate this many rows of outputs and logits."""
+        """Allocate arrays for `count` rows of outputs and logits."""
         hidden = self.weights.embedding.shape[1]
         return np.empty((count, hidden), np.float32), np.empty(
             (count, self._num_tokens), np.float32
@@ -429,7 +436,7 @@ def _num_stages(line: Line) -> int:
 
 
 def _last(count: int, place: int) -> Ints:
-    """Places of logits where only the last of `count` tokens has logits."""
+    """The places of logits for `count` tokens of which only the last has logits, at `place`."""
     places = np.full(count, -1)
     places[-1] = place
     return places

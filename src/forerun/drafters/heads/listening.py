@@ -1,8 +1,9 @@
-"""What a drafting network has heard from its target, row by row, and its draft on top of that.
+"""What a drafting network has received from its target, row by row, and the drafts made from that.
 
-After a round the target has processed all of a text but its newest token.  Token t's hidden state
-goes together with token t + 1, so what was just processed makes as many entries, and the newest
-token is in the last of them.  Entries are run when a draft is wanted: rounds without cost nothing.
+After a round the target has processed all tokens of a text but the newest. The hidden state of
+token t is paired with token t + 1, and each pair is one entry of the network; the newest token is
+in the last entry. Entries are computed only when a draft is wanted, so rounds without drafts cost
+nothing.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ MOST_LINES = 128  # drawn at once
 
 @dataclass
 class Heard:
-    """What the network has processed of one row, and what waits to be processed."""
+    """The entries of one row: how many were computed, and which still have to be."""
 
     num_entries: int = 0  # verified entries, waiting ones included
     waiting: list[tuple[Any, Sequence[int]]] = field(default_factory=list)
@@ -41,7 +42,7 @@ class Heard:
 
 
 class Ahead(NamedTuple):
-    """A line of guesses that is computed before it is asked for."""
+    """A line of guesses that is being computed before the drafter is asked for it."""
 
     turn: Turn  # the one before
     position: int
@@ -59,7 +60,7 @@ class Ahead(NamedTuple):
         )
 
     def guess(self, turn: Turn) -> Guess:
-        """As many guesses of the line as a turn wants."""
+        """The line as a `Guess`, cut to what the turn wants."""
         count = min(int(self.line.counts[0]), turn.height)
         values = self.line.values[0, :count].tolist()
         while values and values[-1] < turn.worth:
@@ -84,8 +85,8 @@ class Listening:
         return self._heard[row].num_entries > 0
 
     def hear(self, outcome: Outcome) -> None:
-        """Take in the tokens that the target has processed since the last round; the text already
-        holds them."""
+        """Take in the tokens and hidden states of the last rounds. The row's text already contains
+        these tokens."""
         row, states, heard = outcome.row, outcome.states, self._heard[outcome.row]
         before = outcome.num_processed - len(states)
         if before != heard.num_entries:  # the beginning of its text was missed
@@ -106,8 +107,8 @@ class Listening:
         heard.waiting.append((states, following))
 
     def look_ahead(self) -> None:
-        """Begin the line that the next round will ask for if it is like this one. The host has
-        other work in the meantime, which takes about as long as the line."""
+        """Start computing the line that the next round will ask for if it resembles this one. It
+        runs while the host does other work, which takes about as long."""
         if self._last is None:
             return
         (turn, ids), self._last = self._last, None
@@ -125,14 +126,15 @@ class Listening:
             self._ahead = Ahead(turn, position, *under_way)
 
     def settle(self) -> Ahead | None:
-        """Finish a line that was begun ahead, before anything else is computed."""
+        """Finish a line that was started ahead, before anything else is computed; returns it."""
         ahead, self._ahead = self._ahead, None
         if ahead is not None:
             ahead.begun.finish()
         return ahead
 
     def begin(self, rows: Sequence[int]) -> Logits:
-        """Start drafts at the end of the texts: logits (R, Vd) of the first guesses."""
+        """Start drafts at the ends of the texts. Returns the logits (R, Vd) of the first
+        guesses."""
         self.settle()
         behind = [row for row in rows if self._heard[row].waiting]
         if behind:
@@ -147,7 +149,8 @@ class Listening:
         return np.stack(found)
 
     def lines(self, turns: Sequence[Turn], ids: Any) -> list[Guess] | None:
-        """Draw whole chains at once with the target's noise; None if that is not possible."""
+        """Draw whole chains at once with the target's noise; None if the runner or the turns do not
+        allow it."""
         draw = getattr(self.runner, "extend_with_lines", None)
         ahead, self._last = self.settle(), None
         if ahead is not None and len(turns) == 1 and ahead.serves(turns[0]):
@@ -173,7 +176,7 @@ class Listening:
         return [drawn.get(turn.row) or Guess() for turn in turns]
 
     def go_on(self, nodes: Sequence[Node]) -> Logits:
-        """Logits (N, Vd) after nodes whose parents the network has already processed."""
+        """The logits (N, Vd) after nodes whose parents the network has already processed."""
         rows, parents, tokens = [], [], []
         for growth, node in nodes:
             heard = self._heard[growth.turn.row]
@@ -185,34 +188,35 @@ class Listening:
         return self.runner.step(self._rows, rows, parents, tokens)
 
     def release(self, row: int) -> None:
-        """Forget what was computed for a row, but not the text."""
+        """Forget what was computed for a row; its text stays."""
         self.settle()
         self.runner.release(self._rows, row)
         self._heard[row] = Heard()
 
     def _take(self, rows: Sequence[int]) -> tuple[list[Any], list[list[int]]]:
-        """The waiting entries of these rows: their hidden states, (R,) arrays (N_r, F), and the
-        token after each."""
+        """The entries of these rows that still have to be computed: their hidden states, (R,)
+        arrays (N_r, F), and the token paired with each."""
         waiting = [self._heard[row].waiting for row in rows]
         states = [joined([part for part, _ in parts]) for parts in waiting]
         return states, [[token for _, part in parts for token in part] for parts in waiting]
 
     def _keep(self, rows: Sequence[int], logits: Logits) -> None:
-        """Store the logits (R, Vd) of the entries that were computed, which no longer wait."""
+        """Store the logits (R, Vd) of the rows' last entries, and mark all their entries as
+        computed."""
         for index, row in enumerate(rows):
             heard = self._heard[row]
             heard.waiting, heard.logits, heard.num_nodes = [], (logits, index), 0
 
 
 class Listener(ABC):
-    """A drafter that goes on from the target's hidden states, with a network fitted to it."""
+    """A base class for drafters whose network reads the target's hidden states."""
 
     def __init__(self) -> None:
         self._runners: WeakKeyDictionary[Any, Runner] = WeakKeyDictionary()
 
     @abstractmethod
     def fit(self, target: Any) -> Runner:
-        """The network for this target, on its device."""
+        """Make the runner of the network for this target, on its device."""
 
     def start(
         self, target: LanguageModel, num_rows: int, capacity: int, rows: Any = None

@@ -1,9 +1,9 @@
-"""One decoder layer that runs ahead of a target on the target's own hidden states.
+"""A network of one decoder layer (or a few) that guesses ahead from the target's hidden states.
 
-An *entry* stands for a token x_t.  Its input is a feature f_t and the embedding of the token after
-it, x_{t+1}; its output h_t gives a law of x_{t+2}.  For a token the target has processed, f_t is
-fused from the target's hidden states.  Past those, f_t is the network's own h_{t-1}, so it can go
-on alone, less surely with every step.
+An *entry* stands for a token x_t. Its input is a feature f_t and the embedding of the next token
+x_{t+1}; its output h_t predicts x_{t+2}. If the target has processed the token, f_t is fused from
+the target's hidden states. Beyond that, f_t is the network's own output h_{t-1}, so the network can
+continue alone, with less certainty at each step.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ SMALLEST = 0.01  # size of a hidden value, where their mean is one, that is stil
 
 
 class Layer(nn.Module):  # type: ignore[misc]
-    """Everything of a decoder layer but the attention itself, which differs between training and
-    drafting, and what its queries, keys and values are made of."""
+    """A decoder layer without two parts that differ between uses: the attention itself, and the
+    inputs of its queries, keys and values."""
 
     def __init__(self, design: Design, num_inputs: int) -> None:
         super().__init__()
@@ -42,7 +42,7 @@ class Layer(nn.Module):  # type: ignore[misc]
             self.norm_key = RMSNorm(1, design.head_size, design.norm_eps)
 
     def split(self, inputs: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Queries (..., H, d), keys and values (..., KV, d) of inputs (..., M), rotated.
+        """The rotated queries (..., H, d), and keys and values (..., KV, d), of inputs (..., M).
 
         cos, sin: (..., d / 2) of each entry's position.
         """
@@ -55,7 +55,7 @@ class Layer(nn.Module):  # type: ignore[misc]
         return rotate(q, cos, sin), rotate(k, cos, sin), v
 
     def keys_values(self, inputs: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
-        """Keys and values (..., KV, d) of inputs (..., M) that need no queries, rotated."""
+        """The rotated keys and values (..., KV, d) of inputs (..., M) that need no queries."""
         design, first = self.design, self.design.num_heads * self.design.head_size
         bias = None if self.qkv.bias is None else self.qkv.bias[first:]
         heads = nn.functional.linear(inputs, self.qkv.weight[first:], bias)
@@ -63,22 +63,22 @@ class Layer(nn.Module):  # type: ignore[misc]
         return rotate(self.norm_key(k) if design.has_head_norms else k, cos, sin), v
 
     def initialise_layer(self) -> None:
-        """Give the products random weights; what they add is nearly zero, so that a token's state
-        passes through at first."""
+        """Set random weights whose output is nearly zero, so that a token's state passes through at
+        first."""
         spread(self.qkv, 1.0)
         spread(self.gate_up, 1.0)
         spread(self.output, 0.1)
         spread(self.down, 0.1)
 
     def angles(self, positions: Tensor) -> tuple[Tensor, Tensor]:
-        """Cosines and sines (..., d / 2) of positions (...)."""
+        """The cosines and sines (..., d / 2) of positions (...)."""
         frequencies, factor = self.design.rotation()
         turns = positions[..., None].float() * torch.from_numpy(frequencies).to(positions.device)
         return turns.cos() * factor, turns.sin() * factor
 
     def add(self, residual: Tensor, attended: Tensor) -> Tensor:
-        """The layer's output (..., D) for the attention output of its heads, attended (..., H *
-        d)."""
+        """The layer's output (..., D), given its input and the attention output of its heads,
+        attended (..., H * d)."""
         hidden = residual + self.output(attended)
         gate, up = self.gate_up(self.norm_mlp(hidden)).chunk(2, -1)
         finished: Tensor = hidden + self.down(nn.functional.silu(gate) * up)
@@ -86,19 +86,19 @@ class Layer(nn.Module):  # type: ignore[misc]
 
 
 class Deeper(Layer):
-    """A layer after the first, which some published heads have."""
+    """A layer after the first; some published heads have several layers."""
 
     def __init__(self, design: Design) -> None:
         super().__init__(design, design.hidden_size)
         self.norm = RMSNorm(1, design.hidden_size, design.norm_eps)
 
     def project(self, hidden: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Queries, keys and values of hidden states (..., D) before this layer, rotated."""
+        """The rotated queries, keys and values of this layer's input (..., D)."""
         return self.split(self.norm(hidden), cos, sin)
 
 
 class Network(Layer):
-    """The first layer of the network, and everything before the first and after the last layer."""
+    """The first layer, and everything before the first and after the last layer."""
 
     def __init__(self, design: Design) -> None:
         width, eps = design.hidden_size, design.norm_eps
@@ -118,13 +118,13 @@ class Network(Layer):
         self.head = nn.Linear(width, design.num_tokens, bias=False)
 
     def features(self, hidden: Tensor) -> Tensor:
-        """The features f (..., D) of the target's hidden states (..., F)."""
+        """Fuse the target's hidden states (..., F) into features f (..., D)."""
         normed: Tensor = self.norm_layers(hidden) if self.design.norm_parts else hidden
         return normed if self.design.is_joined else self.fuse(normed)
 
     def enter(self, features: Tensor, embeddings: Tensor) -> tuple[Tensor, Tensor]:
-        """What the first layer adds to, (..., D), and what its queries, keys and values are made
-        of, (..., M), for entries with these features and embeddings (..., D)."""
+        """Combine features and embeddings (..., D) into the first layer's residual stream,
+        (..., D), and the input of its queries, keys and values, (..., M)."""
         normed = self.norm_feature(features)
         both = torch.cat((normed, self.norm_embedding(embeddings)), -1)
         if self.design.is_joined:
@@ -138,7 +138,7 @@ class Network(Layer):
         return output
 
     def next_features(self, hidden: Tensor) -> Tensor:
-        """The features (..., D) of the entries after those with these outputs."""
+        """The features (..., D) of the next entries, given the last layer's outputs for these."""
         normed: Tensor = self.norm_head(hidden) if self.design.norms_output else hidden
         return normed
 
@@ -151,15 +151,15 @@ class Network(Layer):
 
 
 def spread(product: nn.Linear, size: float) -> None:
-    """Random weights that turn inputs of size one into outputs of this size."""
+    """Set random weights that turn inputs of size one into outputs of about `size`."""
     nn.init.normal_(product.weight, std=size / math.sqrt(product.in_features))
 
 
 def balance(norm: RMSNorm, hidden: Tensor) -> None:
-    """Weigh the target's hidden values so that all are about one in these states (N, F).
+    """Set the weights of a norm so that all values of the target's states (N, F) become about one.
 
-    In some targets a few of them hold nearly all of a state's length, and a norm leaves next
-    to nothing of the others.
+    In some targets a few values hold nearly all of a state's length, and a plain norm would leave
+    almost nothing of the others.
     """
     weight: Tensor = norm.weight.data.fill_(1.0)
     with torch.no_grad():
@@ -168,8 +168,7 @@ def balance(norm: RMSNorm, hidden: Tensor) -> None:
 
 
 class RMSNorm(nn.Module):  # type: ignore[misc]
-    """A norm that scales each of `parts` equal pieces of the last axis to length one, and weighs
-    it."""
+    """A weighted norm that scales each of `parts` equal pieces of the last axis separately."""
 
     def __init__(self, parts: int, width: int, eps: float) -> None:
         super().__init__()
@@ -187,14 +186,14 @@ class RMSNorm(nn.Module):  # type: ignore[misc]
 
 
 def rotate(heads: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Turn pairs (i, i + d / 2) of heads (..., H, d) by the angles (..., d / 2) of their entry."""
+    """Rotate the pairs (i, i + d / 2) of heads (..., H, d) by the angles (..., d / 2) of their
+    entry."""
     first, second = heads.chunk(2, -1)
     cos, sin = cos[..., None, :].to(heads.dtype), sin[..., None, :].to(heads.dtype)
     return torch.cat((first * cos - second * sin, second * cos + first * sin), -1)
 
 
 def embedding_of(model: Any) -> Tensor:
-    """The token embedding (V, D) of a transformers model, because the network has none of its
-    own."""
+    """The token embedding (V, D) of a transformers model; the network uses its target's."""
     table: Tensor = model.get_input_embeddings().weight.detach()
     return table

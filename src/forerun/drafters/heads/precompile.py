@@ -1,4 +1,4 @@
-"""Compiles the drafter's pass of any size: run by the process that `lean/compiler.py` starts."""
+"""Compiles the drafter's pass for all sizes, in the process that `lean/compiler.py` starts."""
 
 from __future__ import annotations
 
@@ -18,7 +18,8 @@ SMALL = Design(
 
 
 def compile_draft() -> None:
-    """Compile the pass.  A small runner's arguments have the same types as any other's."""
+    """Compile the pass. A small runner serves as example, because the argument types are always the
+    same."""
     weights = {name: np.zeros(shape, np.float32) for name, shape in SMALL.shapes.items()}
     runner = LeanRunner(SMALL, weights, np.zeros((1, SMALL.hidden_size), np.float32), 1)
     board = new_board(1, 1)

@@ -1,7 +1,7 @@
-"""What lies in the folder of a draft model that somebody else published: config.json, and tensors.
+"""Reads the folder of a published draft model: config.json and tensors.
 
-There are two layouts.  A flat one has the settings of its layers in config.json itself; that of
-`speculators` has them in `transformer_layer_config`.
+There are two layouts. In the flat one the settings of the layers are in config.json itself; in that
+of `speculators` they are in `transformer_layer_config`.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ LAYER = {
 
 @dataclass
 class PublishedFiles:
-    """The two files of a draft model, and how to read what all kinds have in common."""
+    """The config.json and the tensors of a draft model, and the checks that all kinds share."""
 
     folder: Path
     described: Mapping[str, Any]
@@ -61,7 +61,7 @@ class PublishedFiles:
         self.config = self._completed()
 
     def _check_sizes(self) -> None:
-        """Refuse sizes that no network has, before anything is made of them."""
+        """Refuse impossible sizes before anything is allocated with them."""
         for place in (self.described, self.more, self.settings):
             for name in SIZES:
                 size = place.get(name)
@@ -70,8 +70,7 @@ class PublishedFiles:
                     raise self._broken(f"{name} is no size of its tensors.", f"{size!r:.60}")
 
     def _completed(self) -> Any:
-        """The layer's settings, with the defaults of its model family for those that the file
-        leaves out."""
+        """The layers' settings, completed with the defaults of their model family."""
         from transformers import LlamaConfig, Qwen3Config
 
         family = Qwen3Config if self.settings.get("model_type") == "qwen3" else LlamaConfig
@@ -83,28 +82,28 @@ class PublishedFiles:
 
     @property
     def most_layers(self) -> int:
-        """The largest `num_hidden_layers` that is believed."""
+        """The largest plausible `num_hidden_layers`."""
         return len(self.tensors)
 
     @property
     def more(self) -> Mapping[str, Any]:
-        """The settings of this kind of draft model."""
+        """The settings specific to this kind of draft model; empty if there are none."""
         found = self.described.get(self.inside) or {}
         if not isinstance(found, dict):
             raise self._broken(f"{self.inside} is no object.", f"{found!r:.60}")
         return found
 
     def switch(self, name: str) -> Any:
-        """A setting from wherever it stands: at the top, among the settings of this kind, or among
-        those of the layer."""
+        """A setting, looked up at the top, among the settings of this kind, and among those of the
+        layer."""
         for place in (self.described, self.more, self.settings):
             if place.get(name) is not None:
                 return place[name]
         return None
 
     def _sizes(self, layer: str) -> dict[str, Any]:
-        """The sizes and switches of a decoder layer whose tensors begin so, as `Design` names
-        them."""
+        """The sizes and switches of the decoder layer whose tensor names begin with `layer`, named
+        as in `Design`."""
         config, inner = self.config, ("qkv", "output", "gate_up", "down")
         size = config.head_dim or config.hidden_size // config.num_attention_heads
         frequencies, factor = self._rotation(size)
@@ -145,7 +144,7 @@ class PublishedFiles:
         return ids
 
     def embedding(self, design: Design) -> NDArray[np.float32] | None:
-        """The head's own embedding (V, D); None where it reads the target's."""
+        """The head's own embedding (V, D); None if it uses the target's."""
         table = self.tensors.get("embed_tokens.weight")
         if table is None:
             if design.target_size is not None:
@@ -157,7 +156,8 @@ class PublishedFiles:
         return table
 
     def _rotation(self, head_size: int) -> tuple[tuple[float, ...], float]:
-        """The angle per position of each pair, and their factor, from the head's own settings."""
+        """The rotary embedding from the head's own settings: angles per position, and their
+        factor."""
         from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
         rope = dict(self.config.rope_parameters or {})
@@ -191,7 +191,7 @@ class PublishedFiles:
             raise UnsupportedError(explain(wrong, received, "Use a newer version of forerun."))
 
     def _check_off(self, switches: Mapping[str, str]) -> None:
-        """Refuse switches that are on; each comes with an explanation of what it would mean."""
+        """Refuse settings that are switched on. switches: by name, what each one would mean."""
         for name, means in switches.items():
             if self.switch(name):
                 raise self._unserved(f"{means} ({name})")
@@ -210,8 +210,8 @@ class PublishedFiles:
         shapes: Mapping[str, tuple[int, ...]],
         unused: tuple[str, ...],
     ) -> dict[str, NDArray[np.float32]]:
-        """Our weights, made of the tensors that `pieces` names; raises where a tensor is missing,
-        unknown, not finite or of another shape."""
+        """Build our weights from the tensors that `pieces` names. Raises if a tensor is missing,
+        unknown, not finite or of a wrong shape."""
         named = {name for parts in pieces.values() for name, _ in parts}
         absent = sorted(named - self.tensors.keys())
         if absent:
@@ -242,9 +242,9 @@ class PublishedFiles:
 def matched(
     design: Design, names: Mapping[str, tuple[str, ...]]
 ) -> dict[str, list[tuple[str, int]]]:
-    """The published tensors, and their rows, that make up each of our weights.
+    """For each of our weights, the published tensors that it is made of, and their numbers of rows.
 
-    names: those of the tensors of each weight, by ours; without `.weight` and `.bias`.
+    names: by the name of our weight, the names of its tensors, without `.weight` and `.bias`.
     """
     inner, shared = design.num_heads * design.head_size, design.num_kv_heads * design.head_size
     rows = {"qkv": (inner, shared, shared), "gate_up": (design.mlp_size, design.mlp_size)}

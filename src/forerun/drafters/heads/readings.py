@@ -1,7 +1,7 @@
-"""Finds out what a published head was trained with, where its files leave that open.
+"""Finds out how a published head was trained, if its files leave that open.
 
-Every reading of the files is a head of its own.  All of them guess along a few of the target's own
-answers, and the one that agrees most with the target is kept.
+Every possible interpretation of the files is tried as a head of its own. All of them guess along a
+few of the target's own answers, and the one that agrees most with the target is kept.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ SPREAD = 7919  # between the ids of prompts for a target without a tokenizer
 
 
 class Answer(NamedTuple):
-    """A prompt with the beginning of the target's greedy answer."""
+    """A prompt followed by the beginning of the target's greedy answer."""
 
     tokens: list[int]
     num_prompt: int
@@ -40,8 +40,8 @@ class Answer(NamedTuple):
 
 
 def settle(published: Published | PublishedLayer, target: Any) -> tuple[Trained, str]:
-    """The head for a target, and a description of how it was read; "" if the files leave nothing
-    open. Raises if the head was made for another target."""
+    """The head for a target, and a description of how its files were interpreted ("" if they leave
+    nothing open). Raises if the head was made for another target."""
     designs = published.designs(target.num_layers, _rotation_of(target))
     weights = dict(published.weights)
     if "head.weight" not in weights:
@@ -77,9 +77,9 @@ def settle(published: Published | PublishedLayer, target: Any) -> tuple[Trained,
 def agreement(
     head: Trained, target: Any, answers: Sequence[Answer], layers: Sequence[int]
 ) -> float:
-    """The share of the target's tokens that a head guesses, one and two tokens ahead.
+    """The share of the target's tokens that a head guesses correctly, one and two tokens ahead.
 
-    layers: of the states of the answers.
+    layers: the layers whose states `answers` contain.
     """
     runner, rows = fit(head, target), range(len(answers))
     state = runner.start(len(answers), max(len(each.tokens) for each in answers) + 1)
@@ -127,7 +127,7 @@ def _answers(target: Any, layers: Sequence[int]) -> list[Answer]:
 
 
 def _encoded(target: Any, number: int) -> list[int]:
-    """One of the prompts; without a tokenizer, a few ids."""
+    """One of the prompts as token ids; without a tokenizer, some arbitrary ids."""
     tokenizer = getattr(target, "tokenizer", None)
     if tokenizer is None:
         return [(SPREAD * (8 * number + place + 1)) % target.vocab_size for place in range(8)]
@@ -140,7 +140,7 @@ def _encoded(target: Any, number: int) -> list[int]:
 
 
 def _rotation_of(target: Any) -> Rotation | None:
-    """The rotation of a target's heads; None where it has several, or none of this kind."""
+    """The rotary embedding of a target; None if it has several, or another kind."""
     if isinstance(target, CpuPass):
         frequencies, factors = target.packed.rotary
         return (frequencies[0], float(factors[0])) if len(frequencies) == 1 else None
@@ -151,8 +151,8 @@ def _rotation_of(target: Any) -> Rotation | None:
 
 
 def _without_norm(target: Any) -> Any:
-    """The weights (D,) of a norm that turns states after a target's final norm into those before
-    it, but for their length, which the norm of the feature takes away."""
+    """Weights (D,) that undo the target's final norm on its last states, except for their length,
+    which the feature's norm removes anyway."""
     if isinstance(target, CpuPass):
         gains = target.packed.weights.norms[-1]
     else:
@@ -166,8 +166,8 @@ def _without_norm(target: Any) -> Any:
 
 
 def head_of(target: Any, tokens: Any) -> Any:
-    """The rows of the target's head for these tokens, (Vd, D), for a draft model without a head of
-    its own."""
+    """The rows of the target's head for these tokens, (Vd, D), for a draft model without its own
+    head."""
     import torch
 
     table = target.model.get_output_embeddings().weight.detach()

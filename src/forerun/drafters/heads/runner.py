@@ -1,9 +1,9 @@
-"""What computes a drafting network for the rows of a batch.
+"""The interface of runners, which compute a drafting network for the rows of a batch.
 
 Each row holds *verified* entries, one per token the target has processed, and after them
-*tentative* nodes, guessed tokens in the shape of a tree.  A network is one layer, so all that
-later entries need of earlier ones is their keys and values: a prompt is projected, not run, and
-only a row's last entry is finished into a law.
+*tentative* nodes: guessed tokens that form a tree. With one layer, later entries need only the keys
+and values of earlier ones. So most of a prompt is only projected to keys and values, and only a
+row's last entry is computed completely.
 """
 
 from __future__ import annotations
@@ -17,16 +17,16 @@ Logits = np.ndarray[Any, np.dtype[np.float32]]
 
 
 class Runner(Protocol):
-    """Rows of one drafting network; laws come back as logits over its own vocabulary.
+    """Computes one drafting network for several rows; results are logits over its own vocabulary.
 
-    Position: a row's i-th verified entry stands at i, counting from 0.  A tentative node stands
-    right after its parent.  Returned arrays may be overwritten by the next call.
+    A row's i-th verified entry has position i, counting from 0. A tentative node has the position
+    after its parent. Returned arrays may be overwritten by the next call.
 
     A runner with `reads_last = True` needs only the last of a row's entries.
     """
 
     def start(self, num_rows: int, capacity: int) -> Any:
-        """Empty rows, each for at most `capacity` tokens, guesses included."""
+        """Make empty rows, each for at most `capacity` tokens, guesses included."""
         ...
 
     def extend(
@@ -36,9 +36,9 @@ class Runner(Protocol):
         features: Sequence[Any],  # (R,) of (N_r, F), N_r >= 1: hidden states of verified tokens
         tokens: Sequence[Sequence[int]],  # (R,) of (N_r,): the token that follows each of them
     ) -> Logits:
-        """Forget the rows' tentative nodes and append verified entries.
+        """Drop the rows' tentative nodes and append verified entries.
 
-        Returns (R, Vd): the law of what comes after each row's last token.
+        Returns (R, Vd): the logits of the token after each row's last one.
         """
         ...
 
@@ -49,10 +49,11 @@ class Runner(Protocol):
         parents: Sequence[int],  # (N,): a node of an earlier call, -1 for the row's last entry
         tokens: Sequence[int],  # (N,): the guess that each node stands for
     ) -> Logits:
-        """Append tentative nodes; a row's are numbered from 0 in the order they are given.
+        """Append tentative nodes. The nodes of a row are numbered from 0 in the order they are
+        given.
 
-        A node's feature is the network's own output at its parent.  It attends to the verified
-        entries, its ancestors and itself.  Returns (N, Vd): the law of what comes after each.
+        A node's feature is the network's own output at its parent. It attends to the verified
+        entries, its ancestors and itself. Returns (N, Vd): the logits of the token after each node.
         """
         ...
 

@@ -1,4 +1,4 @@
-"""A drafting network computed with torch, on the device and in the precision of its weights."""
+"""Runs a drafting network with torch, on the device and in the precision of its weights."""
 
 from __future__ import annotations
 
@@ -14,7 +14,8 @@ from forerun.drafters.heads.runner import Logits
 
 
 class TorchRows:
-    """Keys and values (layers, rows, slots, KV, d): verified entries, then nodes in their order."""
+    """The rows' keys and values (layers, rows, slots, KV, d): verified entries, then tentative
+    nodes."""
 
     def __init__(self, num_rows: int) -> None:
         self.lengths = [0] * num_rows  # verified entries
@@ -109,24 +110,25 @@ class TorchRunner:
         return self.network.head.weight
 
     def _angles(self, positions: Any) -> tuple[Tensor, Tensor]:
-        """Cosines and sines (N, d / 2)."""
+        """The cosines and sines (N, d / 2) of these positions."""
         cos, sin = self.network.angles(torch.as_tensor(positions, device=self._like.device))
         return cos, sin
 
     def _project(
         self, state: TorchRows, features: Tensor, tokens: Any, where: Any, angles: Any
     ) -> tuple[Tensor, Tensor]:
-        """Store the first layer's keys and values of entries (N, D); returns what it adds to, (N,
-        D), and their queries (N, H, d)."""
+        """Store the first layer's keys and values of entries (N, D). Returns their residual stream,
+        (N, D), and their queries (N, H, d)."""
         known = torch.as_tensor(tokens, device=self.embedding.device)
         residual, inputs = self.network.enter(features, self.embedding[known].to(self._like))
         return residual, self._keep(state, 0, where, self.network.split(inputs, *angles))
 
     def _keep(self, state: TorchRows, layer: int, where: Any, projected: Any) -> Tensor:
-        """Store keys and values of entries in their rows and slots; returns their queries (N, H,
-        d).
+        """Store keys and values of entries in their rows and slots. Returns their queries
+        (N, H, d).
 
-        where: rows (N,) and slots (N,).  projected: queries, keys and values.
+        where: rows (N,) and slots (N,).
+        projected: queries, keys and values.
         """
         queries, keys, values = projected
         rows, slots = where
@@ -138,7 +140,8 @@ class TorchRunner:
         return kept
 
     def _make_room(self, state: TorchRows, slots: int, like: Tensor) -> None:
-        """Grow at least twofold, so that copying costs O(1) per token on average."""
+        """Grow the storage if needed, at least twofold, so that copying costs O(1) per token on
+        average."""
         have = 0 if state.keys is None else state.keys.shape[2]
         if slots <= have:
             return
@@ -157,7 +160,8 @@ class TorchRunner:
         counts: Sequence[int],  # (R,): of their last entries
         queries: Tensor,  # (N, H, d) of these
     ) -> Tensor:
-        """The attention outputs of verified entries over those before them, (N, H * d)."""
+        """The attention outputs (N, H * d) of verified entries, over themselves and those before
+        them."""
         parts = []
         for row, own in zip(rows, queries.split(list(counts)), strict=True):
             end = state.lengths[row]
@@ -180,7 +184,7 @@ class TorchRunner:
         seen: Sequence[Sequence[int]],  # (N,): the slots each entry attends to
         queries: Tensor,  # (N, H, d)
     ) -> Tensor:
-        """The attention outputs of entries whose keys are stored, (N, H * d)."""
+        """The attention outputs (N, H * d) of entries over the slots that each may see."""
         most = max(map(len, seen))
         slots = np.zeros((len(rows), most), np.int64)
         is_seen = np.zeros((len(rows), most), bool)
@@ -199,6 +203,7 @@ class TorchRunner:
         return attended.flatten(1)
 
     def _results(self, outputs: Tensor) -> tuple[Tensor, Logits]:
-        """Features (N, D) of what follows the last layer's outputs (N, D), and logits (N, Vd)."""
+        """The features (N, D) of the next entries and the logits (N, Vd), from the last layer's
+        outputs."""
         logits = self.network.logits(outputs).float().cpu().numpy()
         return self.network.next_features(outputs), logits

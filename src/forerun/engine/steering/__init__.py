@@ -1,1 +1,2 @@
-"""How far to draft: what was measured, which guesses pay, and what a round asks for."""
+"""Decides how far to draft: measures rounds, and chooses the guesses that save more than they
+cost."""

@@ -1,4 +1,4 @@
-"""How far to draft, decided when a round is planned: a given length, a given tree, or what pays."""
+"""Adds drafting to the plan of a round: a given length, a given tree, or the length that pays."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ POLICIES: Shelf[PayingPolicy] = Shelf()
 
 
 class DraftPlanner:
-    """Adds to the plans of an engine what to ask of its drafter.
+    """Decides what each round asks of the drafter.
 
-    draft_length: how many guesses may follow one another, "auto" for as many as pay.
-    tree: None for a chain, a number of nodes for a tree of any shape, or the shape itself, which
-    then says how many follow.
+    draft_length: how many guesses may follow one another; "auto" for as many as pay.
+    tree: None for a chain, a number of nodes for a tree of any shape, or a `Tree` to fill. A `Tree`
+    sets the number of levels itself.
     """
 
     def __init__(
@@ -60,7 +60,7 @@ class DraftPlanner:
     def start(self, num_rows: int, ladder: Ladder | None = None) -> None:
         """Take over what an earlier engine has learned.
 
-        ladder: the lengths that rounds come in; None: any.
+        ladder: the draft lengths for which rounds were captured; None if any length is possible.
         """
         if self._drafting.drafter is None or not self._is_steered:
             return
@@ -77,8 +77,8 @@ class DraftPlanner:
             self._policy.ladder = ladder
 
     def enter(self, row: int, request: Request) -> None:
-        """Note that a request enters a row; its notes say why it is drafted for differently, if it
-        is."""
+        """Record that a request enters a row. If it is drafted for differently, its notes say
+        why."""
         if self._policy is not None:
             self._policy.enter(row, request)
             self._requests[row] = request
@@ -86,15 +86,15 @@ class DraftPlanner:
         request.stats.notes += [] if note is None else [note]
 
     def leave(self, row: int) -> None:
-        """Note that the request of a row has ended; its statistics say why little was drafted for
-        it."""
+        """Record that the request of a row has ended. If little was drafted for it, its statistics
+        say why."""
         if self._policy is not None:
             stats = self._requests.pop(row).stats
             stats.why_few = why_few(stats, self._policy.price(self._num_rows))
             self._policy.leave(row)
 
     def complete(self, plan: RoundPlan) -> RoundPlan:
-        """The plan, completed with what to ask of the drafter."""
+        """A copy of the plan that also says what to ask of the drafter."""
         spans = [span for span in plan.answering if span.row not in self._drafting.abandoned]
         asked = [index for index, span in enumerate(spans) if span.request.is_drafted_for]
         if self._drafting.drafter is None or not asked:
@@ -129,8 +129,8 @@ class DraftPlanner:
         paths: Sequence[Sequence[int]],
         spent: Sequence[float] | None,
     ) -> None:
-        """Learn from a round: what was accepted of each draft, and its seconds by stage; None where
-        they are not those of a usual round."""
+        """Learn from a round: the accepted path of each draft, and the seconds by stage (None if
+        the round was not a usual one)."""
         if self._policy is None or self._drafting.drafter is None or not plan.answering:
             return  # a round that only reads a part of a prompt asked nobody for a draft
         rows = [span.row for span in plan.answering]
@@ -146,7 +146,7 @@ class DraftPlanner:
             request.stats.compare_to_plain(plain, sum(spent))
 
     def close(self) -> None:
-        """Leave what was learned for later engines."""
+        """Store what was learned for later engines."""
         if self._policy is not None:
             if isinstance(self._policy, LadderPolicy):
                 self._policy.ladder = None  # which holds the rows of this engine
@@ -156,8 +156,8 @@ class DraftPlanner:
     def _limits(
         self, request: Request, room: int, depth: int, prices: Prices | None
     ) -> DraftLimits:
-        """The most nodes and levels that a request's draft may have, by the request, the given tree
-        and what the policy chose."""
+        """The most nodes and levels that a request's draft may have. The request, the given tree
+        and the policy's `depth` each limit them."""
         depth = request.most_guesses(depth)
         if isinstance(self._tree, Tree):
             depth = request.most_guesses(min(self._tree.height, room))
@@ -170,8 +170,8 @@ class DraftPlanner:
 
 
 def policy_key(drafter: Any, num_rows: int, is_tree: bool, coin_rule: str | None) -> Hashable:
-    """The key under which a policy is kept for later engines.  A drafter known by its identity is
-    referred to weakly: a policy must not keep a draft model alive."""
+    """The key under which a policy is stored for later engines. A drafter that hashes by identity
+    is held by a weak reference, so that the policy does not keep a draft model alive."""
     drafter = getattr(drafter, "steered_as", drafter)
     hashing: Any = type(drafter).__hash__
     known_as = ref(drafter) if hashing is object.__hash__ else drafter

@@ -1,8 +1,7 @@
-"""How far to draft where rounds come in a few lengths, the same for all requests of a round.
+"""How far to draft where rounds are captured for a few draft lengths, one length for all requests.
 
-A round that is captured as a whole costs what its length costs, however many of its slots are used.
-So its price is a curve with steps, the time from one result to the next by length, and there is one
-length to choose: the one that makes the most tokens per second.
+A captured round takes as long as its full length takes, however many of its slots are used. So the
+policy times each length, and chooses the one that makes the most tokens per second.
 """
 
 from __future__ import annotations
@@ -17,15 +16,15 @@ from forerun.engine.steering.policy import NEAR, Choice, PayingPolicy
 
 
 class Rungs(NamedTuple):
-    """The draft lengths on offer for a number of requests."""
+    """The draft lengths available for a number of requests."""
 
     size: int  # requests that these rounds have room for: rounds of one size cost alike
     lengths: Sequence[int]  # rising from 0
     costs: Sequence[float]  # of a round of each length, as far as can be told beforehand
 
     def cost(self, length: int, seconds: Seconds) -> float:
-        """The seconds of a round of this length: as timed, or in proportion to those of the nearest
-        length that was timed."""
+        """The seconds of a round of this length: as timed, or scaled from the nearest length that
+        was timed."""
         if length in seconds.logs:
             return seconds.usual(length)
         costs = dict(zip(self.lengths, self.costs, strict=True))
@@ -69,7 +68,8 @@ class LadderPolicy(PayingPolicy):
         return Choice([min(self._last, limit) for limit in most], is_trial=is_trial)
 
     def _length(self, rows: Sequence[int], most: Sequence[int], is_timed: bool) -> tuple[int, bool]:
-        """The length of the next round, and whether it is one that does not seem to pay."""
+        """The draft length of the next round, and whether that round is a trial: one expected to
+        lose time."""
         ledger, rungs, seconds = self.ledger, self._rungs(len(rows)), self._seconds(len(rows))
         if len(rungs.lengths) == 1:
             return 0, False
@@ -122,7 +122,7 @@ class LadderPolicy(PayingPolicy):
             ledger.learn_drafted(tokens, took, drafted.is_trial)
 
     def _seconds(self, num_rows: int) -> Seconds:
-        """The seconds of rounds by length, for rounds with room for this many requests."""
+        """The timings, by length, of rounds with room for this many requests."""
         return self.ledger.whole.setdefault(self._rungs(num_rows).size, Seconds())
 
     def _rungs(self, num_rows: int) -> Rungs:

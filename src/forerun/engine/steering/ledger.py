@@ -1,6 +1,6 @@
-"""What was learned from rounds that are over: prices, gains, and what trials have cost.
+"""What was learned from past rounds: prices, gains, and what trials have cost.
 
-The ledger counts in plain rounds: a round without drafts makes one token for each of its rows.
+Costs are counted in plain rounds: a plain round has no draft and makes one token in each row.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ WAIT = 512  # rounds between two runs of rounds without an ask, at most
 
 @dataclass
 class Earnings:
-    """What was learned of one drafter from all requests."""
+    """What all requests have shown about one drafter."""
 
     asking: Seconds = field(default_factory=Seconds)  # by the tokens of all rows it was asked for:
     # of each the height of what came of it, plus one
@@ -32,8 +32,8 @@ class Earnings:
     num_verified: int = 0  # guesses that moved it
 
     def cost(self, size: float, num_unread: int, plain: float) -> float:
-        """The cost of asking the drafter, in plain rounds; it is bounded until it was timed a few
-        times."""
+        """The cost of one call of the drafter, in plain rounds. It is capped until calls were timed
+        a few times."""
         reading = self.reading.curve(1) * num_unread if self.reading.is_known(1) else 0.0
         rounds = (self.asking.curve(size) + reading) / plain
         is_known = sum(self.asking.counts.values()) >= NUM_TIMED
@@ -51,7 +51,7 @@ class Earnings:
 
 @dataclass
 class Own:
-    """What was learned of one drafter from one request."""
+    """What one request has shown about one drafter."""
 
     size: Ratio = field(default_factory=lambda: Ratio(OWN_FADE))
     worth: Ratio = field(default_factory=lambda: Ratio(OWN_FADE))
@@ -61,7 +61,7 @@ class Own:
 
 @dataclass
 class Ledger:
-    """What was learned from the rounds of one kind of request."""
+    """What the rounds of one kind of request have shown."""
 
     passes: Seconds = field(default_factory=Seconds)  # by tokens in it; with verify and commit
     plain: Seconds = field(default_factory=Seconds)  # of passes without drafts, by rows, where
@@ -83,13 +83,12 @@ class Ledger:
     is_trying: bool = True  # until the budget is spent, and again when all has come back
 
     def plain_seconds(self, num_rows: int) -> float:
-        """The seconds of a round in which no drafter is asked, and none was asked in the rounds
-        just before."""
+        """The seconds of a round without drafts, several rounds after the last one with drafts."""
         seconds, is_known = self.passes.curve(num_rows), self.plain.is_known(num_rows)
         return min(seconds, self.plain.usual(num_rows)) if is_known else seconds
 
     def learn_pass(self, num_rows: int, num_guesses: int, seconds: float) -> None:
-        """Learn from the seconds of a round, without those of the drafters."""
+        """Learn the seconds of a round, without the time that drafting took."""
         if self.num_unasked > NUM_DISTURBED and self.passes.is_known(num_rows):
             self.passes.drift(self.plain.learn(num_rows, seconds))
         else:
@@ -98,23 +97,28 @@ class Ledger:
         self.num_plain += num_guesses == 0
 
     def learn_drafted(self, tokens: float, took: float, is_trial: bool) -> None:
-        """Learn from a round with drafts: its tokens per row, and its cost in plain rounds."""
+        """Learn from a round with drafts.
+
+        tokens: per row. took: its cost in plain rounds. is_trial: whether a loss is added to the
+        debt.
+        """
         self.drafted.learn(tokens, took)
         self.debt += max(0.0, took - tokens) * is_trial
 
     def pay_back(self) -> None:
-        """Reduce the debt at the beginning of a round, and decide whether trials are allowed."""
+        """Reduce the debt at the beginning of a round, and decide whether trials are allowed
+        again."""
         self.debt = max(0.0, self.debt - ALLOWANCE)
         self.is_trying = self.debt < BUDGET * self.is_trying or self.debt == 0
 
     @property
     def is_run_due(self) -> bool:
-        """Whether it is time for a run of rounds without drafts, which are timed for comparison."""
+        """Whether it is time for several rounds without drafts in a row, timed for comparison."""
         return self.rounds - self.last_run > min(WAIT, max(ENOUGH, self.last_run))
 
     def end_run(self, num_rows: int, plain: float) -> None:
-        """Note the end of a run of rounds in which nobody was asked.  Drafters that take next to no
-        time disturb nothing, so that the run can be short."""
+        """End a run of rounds without drafts once it is long enough. Drafters that take hardly any
+        time do not slow down the rounds after them, so that the run can be shorter."""
         asks = [own.asking.curve(2 * num_rows) for own in self.drafters.values()]
         longest = max(asks, default=plain)
         is_disturbed = longest > ALLOWANCE * plain
@@ -134,6 +138,6 @@ class Ledger:
 
 
 def size_of(asks: dict[int, Asked]) -> int:
-    """The size of an ask for all rows: for each row the number of guesses that the drafter made one
-    after the other, plus one for the last step, which gave none."""
+    """The size of one call of a drafter for several rows: for each row, the guesses made one after
+    another, plus one for the last step, which found none."""
     return sum(ask.height + 1 for ask in asks.values())

@@ -1,6 +1,6 @@
-"""Seconds by size and shares of kept guesses, as rounds that are over have shown them.
+"""Estimates from past rounds: seconds by size, and shares of guesses that were kept.
 
-The recent past counts more, and a machine that does other things too must not mislead.
+Recent rounds count more, and single slow rounds (the machine was busy) count only up to a limit.
 """
 
 from __future__ import annotations
@@ -19,7 +19,8 @@ OWN_FADE = 0.5 ** (1 / 32)  # and of one request
 
 @dataclass(frozen=True)
 class Curve:
-    """Seconds by size: a line between known sizes, level below and in proportion above them."""
+    """Seconds as a function of size: linear between known sizes, constant below them, proportional
+    above."""
 
     points: tuple[tuple[int, float], ...] = ()  # sizes, seconds; both rise
 
@@ -42,10 +43,11 @@ class Curve:
 
 @dataclass
 class Seconds:
-    """The time that something takes, by its size.
+    """Learns how long something takes, by its size.
 
-    In a single timing others may have had the processor: at first the fastest one of a size counts,
-    and no more than in proportion to smaller sizes; then a moving average of clipped ones.
+    Other programs may have used the processor during a single timing. So at first the fastest
+    timing of a size counts, and at most in proportion to smaller sizes; later a moving average of
+    clipped timings.
     """
 
     logs: dict[int, float] = field(default_factory=dict)  # usual seconds of a size, as logarithm
@@ -54,14 +56,14 @@ class Seconds:
 
     @property
     def curve(self) -> Curve:
-        """The estimated seconds of a size."""
+        """The estimated seconds for any size."""
         if self._drawn is None:
             self._drawn = Curve(tuple(self._points()))
         return self._drawn
 
     def learn(self, size: int, seconds: float) -> float:
-        """Learn from one timing; returns the logarithm of the factor by which everything seems to
-        have become slower."""
+        """Learn one timing. Returns by how much everything seems to have become slower, as the
+        logarithm of a factor."""
         new, count = log(max(seconds, 1e-9)), self.counts.get(size, 0)
         self.counts[size] = count + 1
         if count < NUM_TIMED:
@@ -73,17 +75,17 @@ class Seconds:
         return STEP * slower
 
     def drift(self, step: float) -> None:
-        """Note that everything has become slower, by a factor given as a logarithm."""
+        """Raise all estimates by a factor, given as its logarithm."""
         for size in self.logs:
             self.logs[size] += step
         self._drawn = None
 
     def is_known(self, size: int) -> bool:
-        """Whether a size was timed."""
+        """Whether a size was timed often enough."""
         return self.counts.get(size, 0) >= NUM_TIMED
 
     def usual(self, size: int) -> float:
-        """The seconds of a size that was timed, as measured, even where larger sizes took less."""
+        """The estimate of a timed size by itself, even if larger sizes took less."""
         return exp(self.logs[size])
 
     def _points(self) -> list[tuple[int, float]]:
@@ -101,7 +103,7 @@ class Seconds:
 
 @dataclass
 class Ratio:
-    """The ratio of two sums in which recent observations count more."""
+    """The ratio of two running sums in which recent observations count more."""
 
     fade: float = FADE
     above: float = 0.0
@@ -113,5 +115,6 @@ class Ratio:
         self.below = self.fade * self.below + below
 
     def within(self, belief: float, trust: float) -> float:
-        """The ratio, drawn towards a prior belief that weighs as much as `trust` observations."""
+        """The ratio, pulled towards a prior `belief` that weighs as much as `trust`
+        observations."""
         return (self.above + trust * belief) / (self.below + trust)

@@ -1,4 +1,4 @@
-"""Which guesses of a draft are worth a slot in the target's pass, by what is known before it."""
+"""Decides which guesses of a draft are worth scoring, from prices and chances known beforehand."""
 
 from __future__ import annotations
 
@@ -22,11 +22,13 @@ def lowest_paying(
     passes: Curve,
     drafting: Curve | None = None,
 ) -> float:
-    """The lowest chance that pays for a slot in a pass with `size` tokens besides; inf if none.
+    """The lowest chance of being kept with which a guess is still worth scoring; inf if none is.
 
-    chances: of each guess of each row to be kept.  token: seconds that a token of text is worth.
-    drafting: seconds of an ask by its size (`ledger.size_of`), where the drafts are still to be
-    made.
+    chances: each guess's chance of being kept, by row.
+    size: the other tokens in the pass.
+    token: seconds that a token of text is worth.
+    drafting: seconds of a drafter's call by its size (`ledger.size_of`), if the drafts are still to
+    be made.
     """
     plain, num_asked = passes(size), sum(map(bool, chances))
     ranked = sorted((-chance, slot) for row in chances for slot, chance in enumerate(row))
@@ -44,12 +46,14 @@ def lowest_paying(
 
 
 def going_on(scoring: Sequence[float], level: float) -> list[float]:
-    """The least chance that the last of 1, 2, ... guesses in a row must have for more to pay, as
-    many as pay best: a pass of some size costs much more than one of a token less, and those after
-    it hardly more.
+    """The least chances with which it pays to guess on: entry i is for a line of i + 1 guesses, and
+    is the chance that its last guess must have of being kept.
 
-    scoring: tokens that could be made while 1, 2, ... guesses are scored.  level: tokens that could
-    be made while one more is guessed.
+    A pass may cost much more with one token more, and hardly more with several, so the number of
+    further guesses is the one that pays best.
+
+    scoring: tokens that could be made in the time of scoring 1, 2, ... guesses.
+    level: tokens that could be made in the time of drafting one more guess.
     """
     least, promised = [], list(accumulate(USUAL**count for count in range(1, len(scoring))))
     for last, scored in enumerate(scoring[:-1]):
@@ -60,7 +64,7 @@ def going_on(scoring: Sequence[float], level: float) -> list[float]:
 
 @dataclass(frozen=True)
 class Tariff:
-    """The costs and chances that were known when the round was planned."""
+    """The prices and chances that a plan was made with; they decide which guesses are scored."""
 
     token: float  # seconds that a token of text is worth
     passes: Curve  # seconds of a pass by the number of its tokens
@@ -72,7 +76,7 @@ class Tariff:
     num_others: int = 0  # rows in the pass that nothing is drafted for
 
     def trim(self, drafts: Sequence[Proposal]) -> list[Proposal]:
-        """The drafts (R,) without the guesses that do not pay."""
+        """The drafts (R,) without the guesses that are not worth scoring."""
         pairs = zip(drafts, self.survivals, strict=True)
         chances = [chances_of(draft, self.shift, own) for draft, own in pairs]
         best = max((max(row) for row in chances if row), default=0.0)
@@ -86,14 +90,14 @@ class Tariff:
         return [worthwhile(draft, bar, row) for draft, row in zip(drafts, chances, strict=True)]
 
     def among(self, asked: Sequence[int]) -> Tariff:
-        """The tariff for drafts of some rows only, by index."""
+        """The tariff for drafts of only the rows with these indices."""
         survivals = [self.survivals[index] for index in asked]
         num_others = self.num_others + len(self.survivals) - len(asked)
         return replace(self, survivals=survivals, num_others=num_others)
 
 
 def chances_of(draft: Proposal, shift: float, survivals: Sequence[float]) -> Sequence[float]:
-    """The chance of each guess to be kept: as the drafter stated it, or else by depth."""
+    """Each guess's chance of being kept: as the drafter stated it, or else estimated by depth."""
     if draft.values is not None:  # whoever combined several drafters has calibrated them
         is_raw = draft.parts is None
         return [calibrated(value, shift) for value in draft.values] if is_raw else draft.values

@@ -1,10 +1,10 @@
-"""How far to draft, decided before every round: whom to ask, for how much, and at what bar.
+"""How far to draft, decided before every round: which drafters to ask, and for how many guesses.
 
-A round with a draft emits one token per request and those of its guesses that are kept.  It costs
-the draft and a longer pass.  What both cost on this machine and how often guesses are kept is
-learned from rounds that are over.  A drafter is asked where that is expected to make more tokens
-per second.  Where it is not, it is asked all the same now and then, to learn whether it still is
-so: what such trials are expected to lose is paid from one budget, so nothing is ever switched off.
+A round with a draft adds one token per request, plus the guesses that are kept. Its price is the
+time of the drafter and of a longer pass. Both times, and how often guesses are kept, are learned
+from past rounds. A drafter is asked if that is expected to make more tokens per second. If not, it
+is still asked now and then, in trials that show whether this has changed. The expected loss of
+trials is paid from one budget, so no drafter is ever switched off for good.
 
 The policy reads no clock: the engine passes the seconds of each stage.
 """
@@ -34,7 +34,7 @@ MOST_SEEDS = 100_000  # seeds to remember; then everything learned is forgotten 
 
 
 class Choice(NamedTuple):
-    """What is asked of a drafter in a round, and what decides which guesses are scored."""
+    """What a round asks of a drafter, and the prices that decide which guesses are scored."""
 
     lengths: list[int]  # (R,)
     prices: Sequence[Prices | None] = ()  # (R,), or none: nothing is known yet
@@ -43,12 +43,12 @@ class Choice(NamedTuple):
 
 
 class PayingPolicy:
-    """Asks for what makes the most tokens per second.
+    """Chooses the drafts that make the most tokens per second.
 
-    A rule with coins is exact if a length is chosen before the coins that judge it are known.
-    Another request with the same seed has met the same coins.  So what was learned from a seed is
-    not used for it again: alone, the request begins with a policy that knows nothing; beside
-    others, all drafts have a fixed length while it is there.
+    A rule with coins (random acceptance decisions) is exact only if a length is chosen before its
+    coins are known, and requests with the same seed get the same coins. So what was learned from a
+    seed is not used for that seed again: if the request is alone, a new policy serves it; beside
+    others, all drafts have a fixed length while it runs.
     """
 
     def __init__(self, *, has_coins: bool = False) -> None:
@@ -66,7 +66,7 @@ class PayingPolicy:
         return self._ledgers[self.is_sampled]
 
     def enter(self, row: int, request: Request) -> None:
-        """Note that a request enters a row."""
+        """Record that a request enters a row."""
         if self._has_coins and request.sampling.temperature > 0:
             if len(self._learned_from) >= MOST_SEEDS:
                 self._ledgers.clear()
@@ -82,7 +82,7 @@ class PayingPolicy:
         self._requests[row] = defaultdict(Own)
 
     def leave(self, row: int) -> None:
-        """Note that the request of a row has ended."""
+        """Record that the request of a row has ended."""
         self._requests.pop(row, None)
         self._seeds.pop(row, None)
         self._repeated.discard(row)
@@ -95,11 +95,12 @@ class PayingPolicy:
         *,
         is_timed: bool = True,
     ) -> Choice:
-        """What to ask of the drafter, from rounds that are over; rooms: most tokens, (R,).
+        """Choose what to ask of the drafter, from what past rounds have shown.
 
-        is_timed: the round can be compared with others; not one that reads part of a prompt.  No
-        other is a trial: it would teach nothing, and beside prompts that are being read all the
-        time, trials would never end.
+        rooms: the most tokens that each row can still take, (R,).
+        is_timed: whether the round can be compared with others, which one that reads part of a
+        prompt cannot. Only timed rounds are trials: others teach nothing, and while prompts keep
+        coming, trials would never end.
         """
         pairs = zip(requests, rooms, strict=True)
         most = [request.most_guesses(min(LONGEST, room)) for request, room in pairs]
@@ -122,10 +123,10 @@ class PayingPolicy:
         *,
         reads: bool = False,
     ) -> None:
-        """A round is over: the accepted nodes of each draft; seconds of draft, score and others,
-        None where they say nothing.
+        """Learn from a round: its drafts, the accepted path of each, and its seconds by stage
+        (None if they are not typical).
 
-        reads: the pass also read part of a prompt, so that its seconds are compared with no other.
+        reads: the pass also read part of a prompt, so its seconds cannot be compared with others.
         """
         if not self._repeated:
             for row, draft, path in zip(rows, drafted.proposals, paths, strict=True):
@@ -133,12 +134,13 @@ class PayingPolicy:
             self._learn_round(rows, requests, drafted, paths, spent, reads)
 
     def plain_seconds(self, num_rows: int) -> float | None:
-        """The seconds of a round without drafts; None if not known."""
+        """The seconds of a round without drafts; None if too few were timed."""
         is_known = self.ledger.num_plain >= NUM_TIMED
         return self.ledger.plain_seconds(num_rows) if is_known else None
 
     def price(self, num_rows: int) -> Price | None:
-        """The cost and yield of guesses in rounds of this many requests; None if not known."""
+        """The cost and yield of guesses in rounds of this many requests; None if too few were
+        timed."""
         (seconds, base, step), plain = self._timed(num_rows), self.plain_seconds(num_rows)
         sizes = [size for size in seconds.logs if size > base]
         if plain is None or not sizes:
@@ -147,8 +149,8 @@ class PayingPolicy:
         return Price(size - base, seconds.curve(size) / plain, self.ledger.speed)
 
     def _timed(self, num_rows: int) -> tuple[Seconds, int, int]:
-        """The timings that rounds are priced by, the size of a round without guesses, and how much
-        one more guess for each request adds to that size."""
+        """The timings used as prices, the size of a round without guesses, and by how much one more
+        guess for each request raises that size."""
         return self.ledger.passes, num_rows, num_rows
 
     def _choice(
@@ -218,16 +220,16 @@ class PayingPolicy:
         return Choice(lengths, prices, tariff, is_trial)
 
     def _order(self) -> list[int]:
-        """The order in which drafters are asked: the quickest first. Under a rule with coins the
-        first guess is taken whatever it is, so there the drafter that promises most comes first."""
+        """The order in which drafters are asked: the fastest first. Under a rule with coins the
+        first guess has to be taken, so the drafter with the best guesses comes first."""
         drafters = self.ledger.drafters
         if self._has_coins:
             return sorted(drafters, key=lambda who: -drafters[who].worth.within(0.0, 1.0))
         return sorted(drafters, key=lambda who: drafters[who].asking.curve(2))
 
     def _gain(self, row: int, who: int, num_rows: int, plain: float) -> float:
-        """The tokens that asking a drafter gains, less those that could be made in the same time,
-        if all rows ask. The dearer an ask is, the more its gain has to be certain."""
+        """The expected tokens from asking a drafter for a row, less the tokens that the same time
+        would make without it. Expensive drafters need a more certain gain."""
         ledger, own = self.ledger, self._requests[row][who]
         earned = ledger.drafters[who]
         size = own.size.within(earned.size.within(2.0, 1.0), ENOUGH)
@@ -241,10 +243,10 @@ class PayingPolicy:
     def _reading_loss(
         self, row: int, who: int, request: Request, most_saved: float, plain: float
     ) -> float:
-        """Plain rounds that reading the text first takes, less those that asking saves in the rest
-        of the answer, which is half of the room on average.
+        """The cost, in plain rounds, of letting the drafter read the text, less what it may save in
+        the rest of the answer. Half of the possible answer is assumed to be left.
 
-        most_saved: plain rounds that asking saves if the answer fills its room.
+        most_saved: plain rounds saved if the answer uses all of its room.
         """
         num_unread = len(request.tokens) - self._requests[row][who].num_read
         if num_unread <= ENOUGH:
@@ -262,7 +264,7 @@ class PayingPolicy:
         spent: Sequence[float] | None,
         reads: bool,
     ) -> None:
-        """Learn what a round took and was expected to bring."""
+        """Learn how long a round took, and compare that with the tokens that it made."""
         ledger, num_rows = self.ledger, len(rows)
         ledger.last_run += spent is None or reads  # which brings no timing of a pass nearer
         if spent is None:
@@ -296,8 +298,8 @@ class PayingPolicy:
     def _asks(
         self, rows: Sequence[int], drafted: Drafted, seconds: float
     ) -> dict[int, dict[int, Asked]]:
-        """The drafters that were asked, by drafter and row, as reported by a drafter that passes
-        questions on; any other counts as one drafter for all rows."""
+        """The calls of drafters in a round, by drafter and row. A drafter that combines others
+        reports their calls; any other drafter counts as one call for all rows."""
         found: defaultdict[int, dict[int, Asked]] = defaultdict(dict)
         if drafted.height is None:
             return found
@@ -317,7 +319,7 @@ class PayingPolicy:
         asks: dict[int, dict[int, Asked]],
         is_first: bool,
     ) -> dict[int, int]:
-        """Learn the seconds of asking and reading; returns the tokens that each drafter had to
+        """Learn the seconds of asking and of reading. Returns how many tokens each drafter had to
         read."""
         num_unread = dict.fromkeys(asks, 0)
         for who, own in asks.items():
@@ -337,7 +339,7 @@ class PayingPolicy:
         return num_unread
 
     def _learn_row(self, row: int, draft: Proposal, path: Sequence[int]) -> None:
-        """Learn from what one request kept of its draft."""
+        """Learn from the part of one request's draft that was kept."""
         if draft.values is None or self._has_coins:
             reached = min(draft.height, len(path) + 1)
             for rate in (self.ledger.rate, self._requests[row][0].rate):
@@ -352,7 +354,7 @@ class PayingPolicy:
             earned.num_verified += 1
 
     def _chances(self, rows: Sequence[int], drafts: Sequence[Proposal]) -> list[Sequence[float]]:
-        """The chance of each guess to be kept, by row; a drafter's stated values are ignored under
+        """Each guess's chance of being kept, by row. Values that a drafter states are ignored under
         a rule with coins."""
         shift, found = self.ledger.drafters[0].shift, []
         for row, draft in zip(rows, drafts, strict=True):
@@ -361,7 +363,7 @@ class PayingPolicy:
         return found
 
     def _survivals(self, row: int, length: int) -> list[float]:
-        """The chance that each slot of a chain is accepted with all before it."""
+        """For each slot of a chain, the chance that it and all slots before it are accepted."""
         usual = self.ledger.rate.within(UNSTATED, 1.0)
         rate = self._requests[row][0].rate.within(usual, ENOUGH)
         return [rate**depth for depth in range(1, length + 1)]

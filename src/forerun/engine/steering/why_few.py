@@ -1,4 +1,5 @@
-"""Why few tokens were drafted for a request, in one line, by what the draft policy had measured."""
+"""Explains in one line, from the draft policy's measurements, why a request had few drafted
+tokens."""
 
 from __future__ import annotations
 
@@ -10,7 +11,7 @@ SHORT = 4  # rounds; of fewer there is nothing to tell
 
 
 class Price(NamedTuple):
-    """What a draft policy has measured of rounds with drafts."""
+    """The measured price and benefit of rounds with drafts."""
 
     num_guesses: int  # scored in one pass
     pass_ratio: float  # how many times as long that pass takes as one without guesses
@@ -18,9 +19,9 @@ class Price(NamedTuple):
 
 
 def why_few(stats: Stats, price: Price | None) -> str | None:
-    """The reason for a short or missing draft; None where at least a token a round was drafted.
+    """The reason why little was drafted; None if there was at least one drafted token per round.
 
-    price: None where passes with guesses, or passes without, were not timed often enough.
+    price: None if too few passes with or without guesses were timed.
     """
     if stats.rounds < SHORT or stats.drafted >= stats.rounds:
         return None
