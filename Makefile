@@ -36,7 +36,7 @@ demo: .venv/.demo  ## see what Forerun does, in a few minutes the first time
 	@$(BIN)/forerun demo
 	@echo; echo '$$ forerun certify --quick'
 	@$(BIN)/forerun certify --quick
-	@echo; echo '$$ forerun simulate'
+	@echo; echo '$$ forerun simulate   # on paper: a datacentre GPU'
 	@$(BIN)/forerun simulate
 
 test: setup lint test-fast  ## lint, types, and the default tests (CPU, offline)

@@ -83,6 +83,7 @@ class Bench:
         made = {
             "command": " ".join(["python", *sys.argv]),
             "device": torch.cuda.get_device_name(),
+            "model": self.pair.about,
             "versions": {"torch": torch.__version__, "forerun": fr.__version__},
             "bytes_per_second": self.bandwidth,
             "results": self.results,

@@ -221,7 +221,8 @@ class Bench:
         self.save()
 
     def save(self) -> None:
-        results = {"agreement": self.agreement, "bytes_per_second": self.bandwidth,
+        results = {"model": self.pair.about, "agreement": self.agreement,
+                   "bytes_per_second": self.bandwidth,
                    "operations_per_second": self.products, "cells": self.cells}  # fmt: skip
         save(self.args.output, results, "cuda")
 

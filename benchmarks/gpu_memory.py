@@ -132,9 +132,10 @@ def main() -> None:
     if not torch.cuda.is_available():
         print("gpu_memory: no CUDA device, nothing measured")
         return
-    target = GpuModel(Pair(args.size).target)
+    pair = Pair(args.size)
+    target = GpuModel(pair.target)
     target.expect_rows(memory_of(args.gpu_memory))
-    results: dict[str, Any] = {}
+    results: dict[str, Any] = {"model": pair.about}
     if "full" in args.parts:
         results["full"] = full(target, args)
     if "churn" in args.parts:

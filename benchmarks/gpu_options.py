@@ -113,6 +113,7 @@ class Bench:
         """Make the pair."""
         args = self.args
         self.pair = Pair(args.size)
+        self.made["model"] = self.pair.about
         self.target = GpuModel(self.pair.target)
         self.made["agreement"] = self.pair.agree(args.agreement)
         self.drafter = fr.drafters.Model(GpuModel(self.pair.draft))

@@ -33,10 +33,16 @@ SIZES = {
 
 
 class Pair:
-    """Two transformers models on the GPU, in bfloat16."""
+    """Two transformers models on the GPU, in bfloat16.
+
+    about: what they are, for the JSON of a benchmark.
+    """
 
     def __init__(self, size: str = "8b", device: str = "cuda") -> None:
         torch.manual_seed(0)
+        self.about = {
+            "size": size, **SIZES[size], "weights": "random, bfloat16", "draft_layers": DRAFT_LAYERS
+        }  # fmt: skip
         self.target = _make(SIZES[size], device)
         for parameter in self.target.parameters():
             if parameter.dim() > 1:

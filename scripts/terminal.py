@@ -32,7 +32,7 @@ PICTURE = ROOT / "docs" / "terminal.svg"
 
 COLUMNS = 104
 COMMANDS: dict[str, dict[str, str | None]] = {
-    "forerun demo": {"prompt: ": "plain:", "A sum:": None},
+    "forerun demo": {"A sum:": None},
     "forerun certify --quick": {"✓ lenient": "5 lossless rules"},
 }
 """What is run, and which lines are left out: from one that begins so, to one that begins so."""

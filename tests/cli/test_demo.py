@@ -22,6 +22,7 @@ def test_plain_and_speculative_are_the_same_text(
     assert main(["demo"]) == 0
     out = capsys.readouterr().out
     assert out.count("The same 6 tokens") == 2
+    assert out.count("stops an answer after 6 tokens") == 4
     for prompt in demo.PROMPTS.values():
         answers = out.partition(f"prompt: {prompt}")[2]
         plain, _, rest = answers.partition("\nplain:\n")[2].partition("\nspeculative:\n")

@@ -32,12 +32,14 @@ def test_no_flags_give_tables_a_curve_and_advice(capsys: pytest.CaptureFixture[s
 
 def test_defaults_are_labelled_as_a_datacentre_gpu(capsys: pytest.CaptureFixture[str]) -> None:
     words = {
-        (): "these are the defaults: a datacentre GPU",
+        (): "On paper, and not of this machine, which forerun plan measures.",
         ("--bandwidth", "0.1"): "what you did not give is a datacentre GPU",
     }
     for flags, expected in words.items():
         run(*flags, "--batch", "1", "--rounds", "50")
-        assert expected in capsys.readouterr().out
+        out = capsys.readouterr().out
+        assert expected in out
+        assert "a datacentre GPU: an 8B model" in out
     whole = ("--weights-gb", "1", "--bandwidth", "1", "--tflops", "1", "--kv-kib", "1")
     for flags in (("--target-cost", "1"), (*whole, "--context", "1", "--batch", "1")):
         run(*flags, "--rounds", "50")

@@ -83,8 +83,10 @@ def test_names() -> None:
         ("heads:nofolder", "no such folder.*'nofolder'.*forerun train"),
         ("heads:./no/folder", "no such folder"),
         ("heads:", "no such folder"),
-        ("suffix+", "nothing to mix"),
-        ("suffix+none", "nothing to mix"),
+        ("suffix+", r"nothing to mix where no name stands\. Received 'suffix\+'"),
+        ("suffix+none", r"nothing to mix where none stands\. Received 'suffix\+none'"),
+        ("NGram", "Did you mean ngram"),
+        ("EarlyExit", "Did you mean early-exit"),
         ("nowhere/nothing", "no model nowhere/nothing"),
     ],
 )

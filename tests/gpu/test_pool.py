@@ -273,3 +273,14 @@ def test_what_was_used_last_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     kept.keep("c", 3)
     assert [*kept] == ["a", "c"]
     assert kept.recall("b") is None
+
+
+def test_a_text_without_room_is_told_what_there_is_and_what_is_set_aside() -> None:
+    room = Pool(GpuModel(build())._weights, angles, 4000, given=3)
+    pages = DevicePages(room, 2)
+    size = room.size
+    there = rf"the pool has 2 pages of {size} tokens, {2 * size} tokens in 0\.00 GiB; set aside"
+    with pytest.raises(DeviceMemoryError, match=rf"3 pages more, of 2 free; {there}: \d+% of the"):
+        pages.reserve(0, 0, 2 * size + 1)
+    room.memory = 0.9
+    assert room.room.endswith("GiB for logits, 3% of the device for graphs")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from typing import Any
 
 import numpy as np
@@ -47,14 +48,19 @@ def bare_uniform(tokens: Any, draft: Any, target: Any, rng: Any) -> list[int]:
     return [int(np.searchsorted(edges / edges[-1], float(rng.uniform()), side="right"))]
 
 
-def test_progress_is_told_now_and_then(capsys: pytest.CaptureFixture[str]) -> None:
-    """At a pipe: a line after two seconds, and then one every ten."""
-    seconds = iter([0.0, 1.0, 3.0, 4.0, 14.0])
+@pytest.mark.parametrize("is_terminal", [True, False])
+def test_progress_is_shown_on_a_terminal_alone(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, is_terminal: bool
+) -> None:
+    """After two seconds, and then twice a second."""
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: is_terminal)
+    seconds = iter([0.0, 1.0, 3.0, 3.2, 14.0])
     with timed_by(lambda: next(seconds)):
         telling = Telling()
         for done in (1, 2, 3, 4):
             telling("a case", done, 8)
-    assert capsys.readouterr().err.splitlines() == [
+    shown = capsys.readouterr().err
+    assert [line.rstrip() for line in shown.split("\r")][1:] == is_terminal * [
         "certify: 2 of 8 (a case), about 9 s left",
         "certify: 4 of 8 (a case), about 14 s left",
     ]

@@ -104,9 +104,10 @@ def explain(wrong: str, received: object, cure: str) -> str:
 
 def meant(name: str, known: Iterable[str]) -> str:
     """A "Did you mean ...?" to append to a message about an unknown name; empty if no known name is
-    similar."""
-    alike = get_close_matches(name, list(known), 1, cutoff=0.7)
-    return f" Did you mean {alike[0]}?" if alike else ""
+    similar.  Capitals make no difference."""
+    folded = {one.casefold(): one for one in known}
+    alike = get_close_matches(name.casefold(), folded, 1, cutoff=0.7)
+    return f" Did you mean {folded[alike[0]]}?" if alike else ""
 
 
 def wrong_type(name: str, value: object, cure: str) -> InputError:

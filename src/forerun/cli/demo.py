@@ -61,7 +61,12 @@ def run(args: argparse.Namespace) -> int:
     compiling = "; code is compiled for this machine first, which takes about a minute"
     notice(f"warming up{compiling if _must_compile(target) else ''}")
     generate(target, "Once upon", drafter=drafter, max_new_tokens=32, ignore_eos=True)
-    print(f"{target.name}, greedy; drafter: {drafter.name}")
+    print(
+        f"{target.name}, greedy; drafter: {drafter.name}\n\n"
+        "Each prompt is answered twice.  Plain decoding makes one token in every round, a pass of "
+        "the\nmodel.  With a drafter that guesses ahead a round takes longer and makes several "
+        "tokens.\nThe text has to be the same."
+    )
     return max(_compare(target, drafter, title, prompt) for title, prompt in PROMPTS.items())
 
 
@@ -127,4 +132,7 @@ def _answer(target: Any, prompt: str, drafter: Drafter | None) -> Timed:
     )
     Screen([prompt], colour=wants_colour()).show(pieces)
     seconds = time.perf_counter() - start
-    return Timed(pieces.results()[0], seconds)
+    generation = pieces.results()[0]
+    if generation.finish_reason == "length":
+        print(f"[the demo stops an answer after {MAX_NEW_TOKENS} tokens]")
+    return Timed(generation, seconds)

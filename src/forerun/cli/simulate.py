@@ -101,20 +101,25 @@ def _given(args: argparse.Namespace) -> dict[str, float]:
 
 
 def _headline(args: argparse.Namespace) -> str:
-    """The assumptions, in three lines."""
+    """What the figures are of, and the assumptions."""
     spread = f" (spread {args.spread:g})" if args.spread else ""
-    machine = "target costs as given"
+    head, machine = "", "target costs as given"
     if args.target_cost is None:
         machine = (
             "target: {weights_gb:g} GB of weights, {bandwidth:g} TB/s, {tflops:g} Tflop/s, "
             "{context:g} tokens of context at {kv_kib:g} KiB"
         ).format(**MACHINE | _given(args))
         given = _given(args)
-        if len(given) < len(MACHINE):
-            rest = "what you did not give is" if given else "these are the defaults:"
-            machine += f"\n{rest} {MACHINE_NAME}"
+        if not given:
+            head = (
+                "On paper, and not of this machine, which forerun plan measures.  The figures are\n"
+                f"those of {MACHINE_NAME}.\n\n"
+            )
+        elif len(given) < len(MACHINE):
+            machine += f"\nwhat you did not give is {MACHINE_NAME}"
     return (
-        f"draft: acceptance {args.acceptance}{spread}, a step costs {args.draft_cost:g} of a pass\n"
+        f"{head}draft: acceptance {args.acceptance}{spread}, "
+        f"a step costs {args.draft_cost:g} of a pass\n"
         f"{machine}\n"
         f"{args.rounds:,} rounds, seed {args.seed}; in brackets: 95% intervals at so many rounds"
     )

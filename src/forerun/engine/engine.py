@@ -113,7 +113,8 @@ class Engine:
             return
         most = self.target.longest(self._state) - self._num_drafted
         if len(request.tokens) >= most:
-            received = f"{len(request.tokens)} tokens, where {most - 1} fit"
+            room = getattr(self.target, "room", "")  # how it comes about
+            received = f"{len(request.tokens)} tokens, where {most - 1} fit{room and f' ({room})'}"
             cure = "Shorten it, or give the model more memory: gpu_memory, or --gpu-memory."
             raise UnsupportedError(explain("There is never room for this text.", received, cure))
         if request.limit > most - len(request.prompt):

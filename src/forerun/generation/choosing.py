@@ -67,6 +67,10 @@ def make_drafter(spec: str, load: Callable[[str], Any] = as_model) -> Drafter | 
         cure = f"Use {', '.join(names())}, a model, or none."
         raise InputError(explain("No drafter is named.", "an empty text", cure))
     parts = spec.split("+")
+    if len(parts) > 1 and (idle := {"", "none"}.intersection(parts)):
+        cure = f"Name a drafter on both sides of each plus: {', '.join(names())}, or a model."
+        wrong = f"There is nothing to mix where {min(idle) or 'no name'} stands."
+        raise InputError(explain(wrong, repr(spec), cure))
     made = [make_one(part, load) for part in parts]
     return made[0] if len(made) == 1 else Mixed(*made)
 

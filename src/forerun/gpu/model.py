@@ -147,6 +147,11 @@ class GpuModel(NotPickled, GpuPass):
             return None
         return self._pass.pool.num_unused * self._pass.pool.size
 
+    @property
+    def room(self) -> str:
+        """How much there is for texts, and what is set aside beside it, for messages."""
+        return self._pass.pool.room
+
     @inference
     def start(self, num_rows: int, capacity: int = 0) -> GpuRows:
         storage = self._storage(num_rows)

@@ -129,6 +129,21 @@ class Pool:
         return sum(part.page_bytes for part in (self._own, *self._others.values()))
 
     @property
+    def room(self) -> str:
+        """How much there is for texts, and what is set aside beside it, for messages."""
+        self.make()
+        pages, gib = self.num_pages - 1, 2**30
+        apart = f"{self.logits_bytes / gib:.2f} GiB for logits"
+        if self.memory is None:
+            apart = f"{1 - SHARE:.0%} of the free memory for passes, {apart} among it"
+        else:
+            apart += f", {SPARED:.0%} of the device for graphs"
+        return (
+            f"the pool has {pages:,} pages of {self.size} tokens, {pages * self.size:,} tokens in "
+            f"{pages * self.page_bytes / gib:.2f} GiB; set aside: {apart}"
+        )
+
+    @property
     def num_unused(self) -> int:
         """The number of pages that nobody holds."""
         self.make()
@@ -294,7 +309,7 @@ class DevicePages(RowPages[Page]):
             pool.wake(self, row)
             missing = self.num_missing(row, begin, end)
             if not pool.free(missing):
-                received = f"{missing} pages of {self.size} tokens more, of {pool.num_unused} free"
+                received = f"{missing} pages more, of {pool.num_unused} free; {pool.room}"
                 cure = "Send fewer or shorter texts, or give the model more memory."
                 raise DeviceMemoryError(
                     explain(f"There is no room for a text of {end} tokens.", received, cure)

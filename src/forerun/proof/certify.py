@@ -53,8 +53,7 @@ HOW = (
     "trees the tree is a fifth argument"
 )
 """How a function is called, for errors."""
-FIRST = 2.0  # seconds before anything is told
-EVERY = 10.0  # seconds between two lines
+FIRST = 2.0  # seconds before anything is shown
 REFRESH = 0.5  # seconds between two states of the line on a terminal
 QUICK = (
     "one draft token",
@@ -369,7 +368,7 @@ def silent(case: str, done: int, total: int) -> None:
 
 
 class Telling:
-    """Prints the progress now and then, with the time left."""
+    """Shows the progress and the time left on a terminal; elsewhere nothing but what stages say."""
 
     def __init__(self) -> None:
         """Start to count time."""
@@ -385,19 +384,15 @@ class Telling:
         self._next = self._start + FIRST
 
     def __call__(self, case: str, done: int, total: int) -> None:
-        """Print the progress, if it is time to."""
+        """Show the progress, if it is time to."""
         moment = now()
-        if moment < self._next or not done:
+        if moment < self._next or not done or not sys.stderr.isatty():
             return
         left = (moment - self._start) / done * (total - done)
         line = f"certify: {done:,} of {total:,} ({case}), about {_duration(left)} left"
-        is_terminal = sys.stderr.isatty()
-        self._next = moment + (REFRESH if is_terminal else EVERY)
-        if is_terminal:
-            print(f"\r{line:<{self._width}}", end="", file=sys.stderr, flush=True)
-            self._width = max(self._width, len(line))
-        else:
-            print(line, file=sys.stderr, flush=True)
+        self._next = moment + REFRESH
+        print(f"\r{line:<{self._width}}", end="", file=sys.stderr, flush=True)
+        self._width = max(self._width, len(line))
 
     def end(self) -> None:
         """Erase the line on a terminal."""
