@@ -276,7 +276,7 @@ def queries_keys_values(
         tl.store(o, a.to(q.dtype.element_ty), mask=there)
         tl.store(o + HALF, b.to(q.dtype.element_ty), mask=there)
     else:
-        begin, step = place_in(keys, at, cached, slot, KV, HD, PAGE)
-        o = stored + begin[:, None] + (d * step)[None, :]
-        tl.store(o, narrowed(a, keys), mask=there)
-        tl.store(o + HALF * step, narrowed(b, keys), mask=there)
+        place, step = place_in(keys, at, cached, slot, KV, HD, PAGE)
+        kept = stored + place[:, None] + (d * step)[None, :]
+        tl.store(kept, narrowed(a, keys), mask=there)
+        tl.store(kept + HALF * step, narrowed(b, keys), mask=there)

@@ -147,9 +147,9 @@ def turn(
         if is_key:
             slot = tl.load(slots + token)
             page = page_of(pages, width, row, slot, slot // PAGE < width, PAGE)
-            begin, step = place_in(keys, page, head, slot % PAGE, KV, HD, PAGE)
-            o = keys + begin[:, None] + (d * step)[None, :]
-            tl.store(o, narrowed(a, keys), mask=there)
+            place, step = place_in(keys, page, head, slot % PAGE, KV, HD, PAGE)
+            kept = keys + place[:, None] + (d * step)[None, :]
+            tl.store(kept, narrowed(a, keys), mask=there)
         else:
             o = q + token * H * HD + head[:, None] * HD + d[None, :]
             tl.store(o, a.to(q.dtype.element_ty), mask=there)
