@@ -64,6 +64,7 @@ def test_arguments_of_every_call_have_the_types_that_are_compiled() -> None:
         return Turn(row, 3, Sampling(temperature=0.5 * row), seed=7, position=position)
 
     one.extend(state, [0, 1], [features(200), features(3)], [[5] * 200, [1, 2, 3]])
+    one.extend(state, [0], [np.asfortranarray(features(3))], [[1, 2, 3]])
     one.step(state, [0, 1], [-1, -1], [4, 5])
     one.step(state, [0], [0], [6])
     turns = [turn(0, 0), turn(1, 0)]

@@ -317,7 +317,7 @@ class LeanRunner:
             Lot.of(row, state.lengths[row], Feed(fed), 0, _last(len(fed), index))
             for index, (row, fed) in enumerate(zip(rows, tokens, strict=True))
         ]
-        parts = [np.asarray(part, np.float32) for part in features]
+        parts = [np.ascontiguousarray(part, np.float32) for part in features]
         hidden = parts[0] if len(parts) == 1 else np.concatenate(parts)
         outputs, logits = self._run(state, lots, hidden, None, line)
         for row, fed, output in zip(rows, tokens, outputs, strict=True):
