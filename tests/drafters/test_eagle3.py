@@ -117,8 +117,15 @@ class Likely(Head):
         t["norm.weight"] = model().model.norm.weight.detach().clone()
 
 
-@pytest.mark.parametrize("target", TARGETS)
-@pytest.mark.parametrize("tree", [None, 9])
+@pytest.mark.parametrize(
+    ("tree", "target"),
+    [
+        pytest.param(None, "plain", marks=pytest.mark.slow),
+        (None, "lean"),
+        (9, "plain"),
+        (9, "lean"),
+    ],
+)
 def test_24_texts_are_those_of_plain_decoding(target, tree, tmp_path):
     head = Likely(norm_before_residual=True, norm_output=True, layers=[1, 3, 5])
     drafter = Heads(head.save(tmp_path))

@@ -172,9 +172,19 @@ def target_in(folder: Path, kind: str) -> Any:
     return LeanModel(plain)
 
 
-@pytest.mark.parametrize("kind", TARGETS)
-@pytest.mark.parametrize("tree", [None, 9])
-@pytest.mark.parametrize("layout", ["qwen", "mimo"])
+@pytest.mark.parametrize(
+    ("layout", "tree", "kind"),
+    [
+        ("qwen", None, "plain"),
+        ("qwen", 9, "lean"),
+        ("mimo", None, "lean"),
+        ("mimo", 9, "plain"),
+        pytest.param("qwen", None, "lean", marks=pytest.mark.slow),
+        pytest.param("qwen", 9, "plain", marks=pytest.mark.slow),
+        pytest.param("mimo", None, "plain", marks=pytest.mark.slow),
+        pytest.param("mimo", 9, "lean", marks=pytest.mark.slow),
+    ],
+)
 def test_24_texts_are_those_of_plain_decoding(kind, tree, layout, tmp_path, capsys):
     """The layer lies in the files of its target, in a shard with other tensors."""
     folder = Likely(layout).save_within(tmp_path, model())

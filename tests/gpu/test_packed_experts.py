@@ -63,7 +63,17 @@ def fed(target: GpuModel, sizes: Sequence[int], beside: Sequence[int] = ()) -> A
     return logits[:1].clone()
 
 
-@pytest.mark.parametrize("name", [*SERVED, "gpt-oss"])
+LIKE_OTHERS = {"int4, groups", "int8, groups", "float4, groups"}
+"""Formats whose parts others have too."""
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=[pytest.mark.slow] if name in LIKE_OTHERS else [])
+        for name in (*SERVED, "gpt-oss")
+    ],
+)
 def test_a_pass_has_the_bits_of_the_experts_written_out(name: str) -> None:
     sizes, how = (GPT_OSS, MXFP4) if name == "gpt-oss" else (QWEN, SERVED[name])
     torch.manual_seed(1)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import cache
 from typing import Any
 
 import pytest
@@ -119,7 +120,14 @@ class Rounds:
         self.engine.close()
 
 
+@cache
+def plain_text(prompt: tuple[int, ...], limit: int) -> list[int]:
+    return alone(prompt, limit, drafter=None)
+
+
 def alone(prompt: Sequence[int], limit: int, **how: Any) -> list[int]:
+    if not how:
+        return plain_text(tuple(prompt), limit)
     sampling = fr.Sampling(temperature=0.8, seed=3, **how.pop("options", {}))
     answer = fr.generate(
         TARGET, list(prompt), max_new_tokens=limit, ignore_eos=True, sampling=sampling,
@@ -157,7 +165,7 @@ def test_prompts_are_read_in_the_rounds_of_others(
     rounds.finish()
     assert rounds.num_apart == 0
     assert {shape.draft_length for shape in rounds.reading} == {0}
-    expected = {} if name == "plain" else {"draft_length": 2} | how
+    expected = {} if name in ("plain", "match") else {"draft_length": 2} | how
     texts = [alone(p, n, **expected) for p, n in ((SHORT, 14), (LONG, 4), (LONG[3:9], 4))]
     assert [first.output, *(request.output for request in others)] == texts
 
