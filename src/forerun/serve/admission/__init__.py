@@ -1,1 +1,2 @@
-"""Requests are taken in here: keys and quotas, a bounded queue, and engines that may die."""
+"""Admits requests: keys and quotas, a bounded queue, and engines that are replaced when they
+fail."""

@@ -1,4 +1,4 @@
-"""Where requests are taken in: a bounded queue, and engines that outlive their own deaths.
+"""The desk: queues requests, hands them to engines, and keeps them alive if an engine fails.
 
 async with Desk(target, {"ngram": NGram(), "none": None}) as desk:
     ticket = desk.enter(ask, owner, request_id="r1")
@@ -41,20 +41,21 @@ LONGEST = 60.0
 
 
 class ServiceTimes:
-    """The seconds that the most recent choices took from entry to end."""
+    """How many seconds the most recent choices (single answers) took from entry to end."""
 
     def __init__(self) -> None:
         self._recent: deque[float] = deque(maxlen=NUM_RECENT)
 
     def add(self, seconds: float) -> None:
-        """Note how long a choice took."""
+        """Record how long a choice took."""
         self._recent.append(seconds)
 
     def until_free(self, num_open: int, num_places: int) -> float:
-        """Seconds until the next of `num_open` choices ends, if ends are spread evenly.
+        """The expected seconds until enough of the `num_open` choices have ended to free
+        `num_places`.
 
-        A choice is open for as long as the recent ones were, so `num_open` of them end at a rate of
-        `num_open` per such time; those asking for several places wait for several ends.
+        The choices that are open are assumed to take as long as the recent ones, and to end at even
+        intervals.
         """
         if not self._recent or not num_open:
             return 1.0
@@ -71,11 +72,13 @@ class Desk:
     """Takes requests in and answers them, up to `max_batch` choices at once in all engines.
 
     drafters: by name; the first one is the default, None drafts nothing.
-    rule: the default.  rules: those a request may name; without it, every lossless one.
-    max_queue: choices that may wait for a row; a request beyond that is refused, unless its owner
+    rule: the default rule.
+    rules: the rules that a request may name; by default all lossless ones.
+    max_queue: how many choices may wait for a row. Further requests are refused, unless their owner
     has less than an even share of all places.
-    engines: those that run elsewhere; without, they are made here.  `target` need not be able to
-    score anything then.  trial: what happens to the requests of an engine that died.
+    engines: engines that run elsewhere; by default they are made here. With other engines, `target`
+    need not be able to score anything.
+    trial: decides what happens to the requests of an engine that failed.
     """
 
     def __init__(
@@ -125,12 +128,12 @@ class Desk:
 
     @property
     def is_ready(self) -> bool:
-        """Whether requests are answered."""
+        """Whether requests are accepted and answered."""
         return self._engines.is_sound and not self._is_draining
 
     @property
     def is_draining(self) -> bool:
-        """Whether new requests are refused because the server is about to end."""
+        """Whether new requests are refused because the server is shutting down."""
         return self._is_draining
 
     @property
@@ -156,12 +159,12 @@ class Desk:
     def enter(
         self, ask: Ask, owner: str = "", *, request_id: str, begun: Sequence[Sequence[int]] = ()
     ) -> Ticket:
-        """Take a request in, from a coroutine, or say why not.
+        """Take in a request, from a coroutine; raises the reason if it is refused.
 
-        begun: tokens that each of its choices goes on after, from an earlier run under `match`.
-
-        owner: whose request it is.  Nothing that engines and drafters remember of one owner's texts
-        is used for another's.
+        begun: for each choice, tokens that exist from an earlier run under `match`; the answer
+        continues after them.
+        owner: the owner of the request. What engines and drafters remember of one owner's texts is
+        never used for another's.
         """
         pair = self._pair(ask)
         self.check_room(ask.num_choices, owner)
@@ -194,10 +197,10 @@ class Desk:
         return ticket
 
     def check_room(self, num_choices: int = 1, owner: str = "") -> None:
-        """Refuse a request for which there is no place.
+        """Refuse a request if there is no place for it.
 
-        When all places are taken, an owner may still have an even share of them, so that nobody
-        can keep the others out.
+        If all places are taken, an owner may still have an even share of them, so that no owner can
+        keep the others out.
         """
         if self._is_draining:
             raise _stopping()
@@ -218,8 +221,8 @@ class Desk:
             )
 
     async def warm_up(self) -> None:
-        """Answer a request of its own, so that the first client need not wait for the usual engine
-        to be made and for code to be compiled."""
+        """Answer a short request, so that the first client need not wait until the default engine
+        is made and code is compiled."""
         ask = Ask([warm_up_prompt(self.target)], WARM_UP)
         try:
             await self.enter(ask, owner="warm-up", request_id="warm-up").results()
@@ -227,10 +230,10 @@ class Desk:
             raise error.__cause__ or error from None
 
     async def drain(self, seconds: float) -> None:
-        """Refuse new requests, and wait for those that are here; requests that take too long are
-        ended.
+        """Refuse new requests, wait for the running ones, and end those that take longer than
+        `seconds`.
 
-        An engine in a pass that does not return cannot be ended; nobody waits for it for long.
+        An engine whose pass never returns cannot be ended; it is not waited for.
         """
         self._is_draining = True
         await self._wait_for_tickets(seconds)
@@ -245,7 +248,7 @@ class Desk:
             await asyncio.sleep(0.02)
 
     async def close(self) -> None:
-        """End everything at once."""
+        """End all requests and engines at once."""
         await self.drain(0)
         await self._engines.close()
 
@@ -256,7 +259,7 @@ class Desk:
         await self.close()
 
     def _requests(self, ask: Ask, owner: str, begun: Sequence[Sequence[int]]) -> list[Request]:
-        """The requests for the choices of an ask; refuses anything that an engine would refuse
+        """Make the requests for the choices of an ask. Refuses what an engine would refuse
         later."""
         options = replace(ask.options, owner=owner)
         try:
@@ -285,7 +288,7 @@ class Desk:
 
 
 def warm_up_prompt(target: Any) -> list[int]:
-    """A prompt that repeats itself, so that every drafter finds guesses and drafting is compiled
+    """A prompt that repeats itself, so that every drafter makes guesses and drafting is compiled
     too."""
     length = 8 if target.max_context is None else min(8, target.max_context - 1)
     return [place % min(2, target.vocab_size) for place in range(length)]

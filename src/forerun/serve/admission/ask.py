@@ -1,4 +1,5 @@
-"""What a client asks for, checked and in our own words, and how routes answer it."""
+"""A client's request in our own checked form (`Ask`), and the interface of routes that answer
+it."""
 
 from __future__ import annotations
 
@@ -12,10 +13,10 @@ from forerun.engine.results import Generation, Piece, TokenLogprob
 
 @dataclass(frozen=True)
 class Speculation:
-    """How drafts are made for a request. Under `match` none of it changes the text.
+    """How guesses are drafted for a request. Under `match` this never changes the text.
 
     drafter: one of the names the server was started with; None for its first.
-    rule: None for the server's own.
+    rule: None for the server's default.
     """
 
     drafter: str | None = None
@@ -24,9 +25,9 @@ class Speculation:
 
 @dataclass(frozen=True)
 class Ask:
-    """One request of a client: `n` answers to each of its prompts.
+    """A client's request: `n` answers to each of its prompts.
 
-    options: for all answers, with a seed: the server draws one where the client gave none.
+    options: for all answers; they contain a seed, which the server draws if the client gave none.
     Choices are numbered prompt by prompt: choice i is sample i % n of prompt i // n.
     """
 
@@ -52,42 +53,43 @@ class Ask:
 
 
 class Reply(Protocol):
-    """Words one answer in a route's own form; made once per request."""
+    """Writes the answer to one request in a route's own format; made once per request."""
 
     def whole(self, answers: Sequence[Generation]) -> dict[str, Any]:
-        """The body of an answer that is not streamed; answers by choice."""
+        """The body of a response that is not streamed. answers: by choice."""
         ...
 
     def opening(self) -> Sequence[Mapping[str, Any]]:
-        """Events before the first piece."""
+        """The events to send before the first piece."""
         ...
 
     def piece(self, choice: int, piece: Piece) -> Sequence[Mapping[str, Any]]:
-        """Events for a step of one choice."""
+        """The events for one new piece of a choice."""
         ...
 
     def closing(self, answers: Sequence[Generation]) -> Sequence[Mapping[str, Any]]:
-        """Events after the last piece, including those with the counts."""
+        """The events to send after the last piece, including those with token counts."""
         ...
 
 
 @runtime_checkable
 class ScoredReply(Reply, Protocol):
-    """A reply that includes log-probabilities of the prompts."""
+    """A reply that can include log-probabilities of the prompts' own tokens."""
 
     def score(self, prompts: Sequence[Sequence[TokenLogprob]]) -> None:
-        """Take the log-probabilities of each prompt's tokens but the first; called once, before all
-        other methods."""
+        """Receive the log-probabilities of each prompt's tokens except the first; called once,
+        before all other methods."""
         ...
 
 
 class Route(Protocol):
-    """A route of the server that reads requests and words replies."""
+    """A route of the server: reads request bodies and formats replies."""
 
     path: str
 
     def read(self, body: Mapping[str, Any]) -> Ask:
-        """The checked request; an `ApiError` names the field that cannot be honoured."""
+        """Check a body and turn it into an `Ask`; raises an `ApiError` that names the field at
+        fault."""
         ...
 
     def reply(self, ask: Ask, request_id: str, created: int, fingerprint: str) -> Reply: ...

@@ -1,4 +1,4 @@
-"""One request on its way through the desk: its choices, their pieces, its end."""
+"""One request at the desk: runs its choices on engines, and passes their pieces to the client."""
 
 from __future__ import annotations
 
@@ -23,7 +23,8 @@ from forerun.serve.watching.roles import Watcher
 
 @dataclass
 class Progress:
-    """The output so far, and the counts of earlier engines."""
+    """What one choice has so far: its tokens, its counts from earlier engines, and their
+    failures."""
 
     tokens: list[int] = field(default_factory=list)
     fates: list[Fate] = field(default_factory=list)
@@ -35,7 +36,7 @@ class Progress:
 
     @property
     def has_gained(self) -> bool:
-        """Whether the present engine has produced any token."""
+        """Whether the present engine has added any token."""
         return len(self.tokens) > self.num_before
 
     def add(self, piece: Piece) -> None:
@@ -45,13 +46,13 @@ class Progress:
         self.logprobs += piece.logprobs or ()
 
     def leave(self, partial: Generation | None) -> None:
-        """Let the next engine continue after the tokens of the present one, if it produced any."""
+        """Prepare for another engine, which continues after the tokens that exist."""
         if partial is not None:
             self.stats = self._all_stats(partial.stats)
         self.num_before = len(self.tokens)
 
     def complete(self, answer: Generation) -> Generation:
-        """The answer of the last engine, joined with the output before it."""
+        """The answer of the last engine, joined with the output of earlier ones."""
         if self.stats is None:
             return answer
         logprobs = None if answer.logprobs is None else self.logprobs
@@ -63,7 +64,7 @@ class Progress:
 
 
 def added(first: Stats, second: Stats) -> Stats:
-    """The sum of the counts of two stretches of one request."""
+    """The summed counts of one request that ran on two engines in turn."""
     seconds = zip(vars(first.seconds).values(), vars(second.seconds).values(), strict=True)
     return replace(
         second,
@@ -93,9 +94,9 @@ def _sums(first: Sequence[int], second: Sequence[int]) -> list[int]:
 class Ticket(AsyncIterator[tuple[int, Piece]]):
     """A request at the desk: iterate over (choice, piece), await `results`, or `abort`.
 
-    requests: one for each choice, which was made for the target.  Pieces leave out the output that
-    exists already.
-    on_choice_end: called whenever a choice has ended.  on_end: called when all have.
+    requests: one for each choice. Pieces do not repeat output that existed before.
+    on_choice_end: called whenever a choice has ended.
+    on_end: called when all choices have ended.
     """
 
     def __init__(
@@ -139,7 +140,8 @@ class Ticket(AsyncIterator[tuple[int, Piece]]):
         self._end = asyncio.create_task(self._run())
 
     async def submitted(self) -> None:
-        """Wait until every choice waits for a row; raises if there is no engine for it."""
+        """Wait until every choice is in the queue for a row; raises if there is no engine for
+        it."""
         await asyncio.shield(self._submitted)
 
     async def __anext__(self) -> tuple[int, Piece]:
@@ -152,7 +154,8 @@ class Ticket(AsyncIterator[tuple[int, Piece]]):
         return pair
 
     async def batches(self) -> AsyncIterator[list[tuple[int, Piece]]]:
-        """The pieces in batches, as many as have come, so that a slow reader catches up."""
+        """Yield the pieces in batches of all that have arrived, so that a slow reader can catch
+        up."""
         async for first in self:
             batch = [first]
             while not self._pieces.empty():
@@ -164,14 +167,15 @@ class Ticket(AsyncIterator[tuple[int, Piece]]):
             yield batch
 
     async def results(self) -> list[Generation]:
-        """The answers by choice, when all have ended; raises the `ApiError` of a failed request."""
+        """Wait for all choices and return the answers; raises the `ApiError` of a failed
+        request."""
         answers = await asyncio.shield(self._end)
         if self._error is not None:
             raise self._error
         return answers
 
     def abort(self, error: ApiError | None = None) -> None:
-        """End the request; its reader gets the error, if there is one."""
+        """End the request. Its reader gets the error, if one is given."""
         self._is_aborted = True
         self._error = self._error or error
         for choice, task in enumerate(self._choices):
@@ -181,11 +185,11 @@ class Ticket(AsyncIterator[tuple[int, Piece]]):
                 task.cancel()
 
     def when_ended(self, listener: Callable[[Sequence[Generation]], None]) -> None:
-        """Have a function called with the answers, however the request ends."""
+        """Register a function that is called with the answers, however the request ends."""
         self._listeners.append(listener)
 
     async def _run(self) -> list[Generation]:
-        """Answer all choices; one that fails ends the others."""
+        """Answer all choices. If one fails, the others are ended."""
         count = self.ask.num_choices
         answers: list[Generation] = []
         with suppress(ExceptionGroup):
@@ -223,13 +227,13 @@ class Ticket(AsyncIterator[tuple[int, Piece]]):
 
     @property
     def _kind(self) -> str:
-        """The kind of the request; acceptance is compared among requests of one kind."""
+        """The kind of the request: acceptance is compared only among requests of one kind."""
         sampling = self.ask.options.sampling
         way = "greedy" if sampling.temperature == 0 else "sampled"
         return ", ".join([*self._pair, "guided" if sampling.grammar is not None else way])
 
     def _told(self, failure: BaseException) -> ApiError:
-        """The error that the client is shown; the details go to the log."""
+        """The error to show the client; details are only logged."""
         if isinstance(failure, ApiError):
             return failure
         LOG.error("Request %s failed.", self.request_id, exc_info=failure)
@@ -239,7 +243,7 @@ class Ticket(AsyncIterator[tuple[int, Piece]]):
         return error
 
     async def _choice(self, choice: int) -> Generation:
-        """Answer one choice, with one row, on as many engines as it takes."""
+        """Answer one choice, moving it to another engine whenever one fails."""
         progress, ask = Progress(), self.ask
         progress.tokens = list(self._requests[choice].given)
         progress.fates = [Fate.GIVEN] * len(progress.tokens)
@@ -258,7 +262,8 @@ class Ticket(AsyncIterator[tuple[int, Piece]]):
                     return answer
 
     async def _attempt(self, choice: int, progress: Progress) -> Generation | None:
-        """The answer of the present engine; None if another one is to continue."""
+        """Run a choice on the present engine. Returns its answer; None if another engine is to
+        continue."""
         if progress.is_suspect:
             return await self._tried(choice, progress)
         engine = await self._engines.get(self._pair)
@@ -289,8 +294,8 @@ class Ticket(AsyncIterator[tuple[int, Piece]]):
         return None
 
     async def _tried(self, choice: int, progress: Progress) -> Generation | None:
-        """The first tokens after a death, from an engine of its own; None if the engine survives
-        them."""
+        """Run a suspect choice alone in a separate engine until it has gained a token, after an
+        engine has failed. Returns None if that engine survives."""
         death = progress.deaths[-1]
         try:
             async with self._trial.turn, self._engines.alone(self._pair) as engine:
@@ -308,9 +313,10 @@ class Ticket(AsyncIterator[tuple[int, Piece]]):
         return None
 
     async def _answered(self, engine: PooledEngine, choice: int, progress: Progress) -> Generation:
-        """The answer of one engine; a `GenerationError` if that died.
+        """Run a choice on one engine and return its answer; raises `GenerationError` if the engine
+        fails.
 
-        A suspect is done there as soon as it has gained a token: it ends as aborted.
+        A suspect is aborted there as soon as it has gained a token.
         """
         answer = self._answers[choice] = self._submit(engine, choice, progress)
         try:
@@ -332,8 +338,8 @@ class Ticket(AsyncIterator[tuple[int, Piece]]):
         return progress.complete(last) if is_over else last
 
     def _submit(self, engine: PooledEngine, choice: int, progress: Progress) -> Writing:
-        """Hand a choice to an engine. A choice that another engine had becomes a new request, which
-        continues after the tokens written there."""
+        """Hand a choice to an engine. If another engine had it before, it becomes a new request
+        that continues after the tokens written there."""
         request = self._requests[choice]
         if request.status is Status.ENDED or request.given != progress.tokens:
             options, given = request.options, progress.tokens
@@ -347,12 +353,13 @@ class Ticket(AsyncIterator[tuple[int, Piece]]):
         return answer
 
     def _seconds_left(self) -> float | None:
-        """The seconds that the request has left. One whose time is up is still submitted, and an
-        engine ends it with the text so far."""
+        """The seconds until the request's deadline, None without one. A request past its deadline
+        is still submitted, and the engine ends it with the text so far."""
         return None if self._deadline is None else max(self._deadline - now(), 1e-9)
 
     def _start(self) -> None:
-        """Note that a choice was given a row; the first such moment is the start of the request."""
+        """Record that a choice got a row; for the first choice, report that the request has
+        started."""
         if not self._has_started:
             self._has_started = True
             self._watcher.started(self.request_id)
@@ -362,7 +369,7 @@ class Ticket(AsyncIterator[tuple[int, Piece]]):
         self._pieces.put_nowait((choice, piece))
 
     def _unfinished(self, choice: int, reason: str, progress: Progress | None = None) -> Generation:
-        """The answer of a choice that no engine has ended."""
+        """The incomplete answer of a choice that no engine has finished."""
         progress, request = progress or Progress(), self._requests[choice]
         return Generation(
             prompt_tokens=request.prompt,

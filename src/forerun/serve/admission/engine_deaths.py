@@ -1,8 +1,9 @@
-"""Who killed an engine: after a death the requests that were there are tried one at a time.
+"""Finds the request that makes an engine fail, by trying the suspects one at a time.
 
-A model that raises (out of memory, say) does not tell whose text it was.  So all of them are
-suspects, and each is alone in an engine of one row until it has gained a token there.  If that
-engine dies too, its one request was the killer, and ends; the others go on together.
+If a model raises (out of memory, say), the exception does not say which request caused it. So all
+requests in that engine are suspects, and each runs alone in an engine with one row until it has
+gained a token. If that engine fails too, its only request was the cause, and ends with an error;
+the others continue together.
 """
 
 from __future__ import annotations
@@ -20,48 +21,48 @@ MOST_MYSTERIES = 3
 
 @dataclass
 class Death:
-    """The death of one engine, and what trials have found out about it."""
+    """The failure of one engine, and what trying its requests has shown."""
 
     num_untried: int = 0  # suspects whose trial is not over
     is_explained: bool = False  # one of them was the killer
 
     @property
     def is_mystery(self) -> bool:
-        """Whether all suspects were tried and none was to blame."""
+        """Whether all suspects were tried and none of them was the cause."""
         return not self.is_explained and not self.num_untried
 
 
 class Trial:
-    """Tries one suspect at a time; `turn` is given out in the order of asking."""
+    """Tries one suspect at a time; `turn` is a lock that is granted in the order of asking."""
 
     def __init__(self) -> None:
         self.turn = asyncio.Lock()
         self._deaths: WeakKeyDictionary[PooledEngine, Death] = WeakKeyDictionary()
 
     def accuse(self, engine: PooledEngine) -> Death:
-        """Note one more request that was in an engine that died."""
+        """Record a request that was in a failed engine. Returns that engine's `Death`."""
         death = self._deaths.setdefault(engine, Death())
         death.num_untried += 1
         return death
 
     def blames(self, deaths: Sequence[Death]) -> bool:
-        """Whether a choice that was in these engines shall not be sent to another one."""
+        """Whether a choice has been in too many unexplained failures to be sent to another
+        engine."""
         return sum(death.is_mystery for death in unexplained(deaths)) == MOST_MYSTERIES
 
     async def pause(self, deaths: Sequence[Death]) -> None:
-        """Called before a choice that was in these engines is sent to another one; subclasses may
-        wait."""
+        """Called before a choice moves from a failed engine to another one; subclasses may wait."""
 
     def enter(self, engine: PooledEngine) -> None:
-        """Called when a choice is given to an engine; subclasses may count."""
+        """Called when a choice is handed to an engine; subclasses may count."""
 
     def leave(self, engine: PooledEngine) -> None:
-        """Called when a choice has ended in an engine, or the engine has died; subclasses may
+        """Called when a choice has ended in an engine, or the engine has failed; subclasses may
         count."""
 
 
 def unexplained(deaths: Sequence[Death]) -> Sequence[Death]:
-    """The deaths since the last one that was explained."""
+    """The failures since the last one whose cause was found."""
     count = 0
     while count < len(deaths) and not deaths[-1 - count].is_explained:
         count += 1

@@ -1,4 +1,5 @@
-"""What a desk asks of engines, whether they run in this process or in replicas elsewhere."""
+"""The interfaces that the desk needs of engines, whether they run in this process or in
+replicas."""
 
 from __future__ import annotations
 
@@ -14,7 +15,7 @@ Pair = tuple[str, str]
 
 
 class Writing(Protocol):
-    """One answer on its way; see `forerun.generation.answer.Answer`."""
+    """A running answer; see `forerun.generation.answer.Answer`."""
 
     @property
     def has_entered(self) -> bool: ...
@@ -28,7 +29,7 @@ class Writing(Protocol):
 
 
 class PooledEngine(Protocol):
-    """Takes requests until it fails; see `AsyncEngine`."""
+    """An engine that takes requests until it fails; see `AsyncEngine`."""
 
     @property
     def failure(self) -> Exception | None: ...
@@ -37,7 +38,8 @@ class PooledEngine(Protocol):
 
 
 class Pool(Protocol):
-    """Engines by drafter and rule; see `forerun.serve.admission.engines.Engines`."""
+    """Provides an engine for each drafter and rule; see
+    `forerun.serve.admission.engines.Engines`."""
 
     @property
     def is_sound(self) -> bool: ...

@@ -1,4 +1,4 @@
-"""Engines by drafter and rule: made when first asked for, replaced when dead, closed when idle."""
+"""Engines by drafter and rule: made when first needed, replaced if they fail, closed when idle."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ CLOSE_SECONDS = 5.0
 
 
 class Engines:
-    """One engine for each pair in use, all over the one target.
+    """One engine for each (drafter, rule) pair in use, all with the same target.
 
-    on_restart: called when a dead engine has been replaced.
+    on_restart: called when a failed engine has been replaced.
     """
 
     def __init__(
@@ -57,7 +57,7 @@ class Engines:
 
     @property
     def is_sound(self) -> bool:
-        """Whether all engines can be used without replacing one first."""
+        """Whether no engine has failed without having been replaced."""
         return not self._broken and not self._replacements
 
     @property
@@ -68,7 +68,7 @@ class Engines:
         return len(self._engines)
 
     async def get(self, pair: Pair) -> AsyncEngine:
-        """A living engine for a pair. Submit to it before anything else is awaited."""
+        """A working engine for a pair. Submit to it before awaiting anything else."""
         if pair in self._engines and self._engines[pair].failure is None:
             self._engines[pair] = self._engines.pop(pair)
             return self._engines[pair]
@@ -87,7 +87,7 @@ class Engines:
             return engine
 
     def replace(self, pair: Pair, dead: AsyncEngine) -> None:
-        """Put a new engine in the place of a dead one, whether or not anybody asks for it."""
+        """Replace a failed engine, even if no request is waiting for it."""
         if self._engines.get(pair) is dead and pair not in self._replacements:
             self._replacements[pair] = asyncio.create_task(self._replace(pair))
 
@@ -100,7 +100,7 @@ class Engines:
 
     @asynccontextmanager
     async def alone(self, pair: Pair) -> AsyncIterator[AsyncEngine]:
-        """An engine with one row that nobody else uses."""
+        """A separate engine with one row, for the duration of the block."""
         try:
             engine = await asyncio.to_thread(self._make, pair, max_batch=1)
         except Exception as error:
@@ -113,10 +113,10 @@ class Engines:
             self._close(engine)
 
     async def close(self) -> None:
-        """Close all engines; what is running ends as cancelled.
+        """Close all engines; running requests end as cancelled.
 
-        An engine in a pass that does not return is left behind: its thread does not keep the
-        process from ending.
+        An engine whose pass never returns is abandoned: its thread does not keep the process from
+        ending.
         """
         replacements = list(self._replacements.values())
         for task in (*self._broken.values(), *replacements):
@@ -138,7 +138,7 @@ class Engines:
             )
 
     async def _made(self, pair: Pair) -> AsyncEngine:
-        """A new engine. If making it fails, it is tried again until it succeeds."""
+        """Make an engine. If that fails, it is tried again until it succeeds."""
         try:
             engine = await asyncio.to_thread(self._make, pair)
         except ForerunError as error:  # the pair does not fit: whoever asked for it is told

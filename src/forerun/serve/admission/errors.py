@@ -1,4 +1,4 @@
-"""Errors as clients see them: OpenAI's shape, and nothing of our insides."""
+"""Errors in OpenAI's format, without any details of the server's inside."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class ApiError(Exception):
         self.retry_after = retry_after  # seconds, for the header of the same name
 
     def body(self) -> dict[str, Any]:
-        """The JSON that OpenAI's clients read."""
+        """The error as the JSON object that OpenAI's clients expect."""
         return {
             "error": {
                 "message": self.message,
@@ -42,7 +42,7 @@ RETRY_SECONDS = 5.0
 
 
 def overloaded(message: str) -> ApiError:
-    """The refusal of a request because the server has too much to do."""
+    """The error for a request that is refused because the server has too much to do."""
     return ApiError(
         message, status=503, kind="server_error", code="overloaded", retry_after=RETRY_SECONDS
     )

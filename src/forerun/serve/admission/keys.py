@@ -1,15 +1,15 @@
-"""API keys: who may ask, under which name, and how much.
+"""API keys: who may use the server, under which name, and how much.
 
-A file has one key per line, with a name before it and limits after it where wanted:
+A file has one key per line, optionally with a name before it and limits after it:
 
     # comment
     sk-1f0c...
     alice:sk-77aa...  max_running=4 requests_per_minute=60
     batch:sk-90cd...  max_priority=0 tokens_per_minute=20000
 
-A key is ASCII without white space.  What stands before the first colon is the name, so a key with a
-colon in it needs a name; a `#` begins a comment at the beginning of a line or after white space.
-Only digests are kept, so no log, traceback or `repr` can show a key.
+A key is ASCII without white space. The part before the first colon is the name, so a key that
+contains a colon needs a name; a `#` begins a comment at the beginning of a line or after white
+space. Only digests are kept, so no log, traceback or `repr` can show a key.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ BUSY = (429, 503)
 
 @dataclass(frozen=True)
 class KeyLimits:
-    """The limits of a key; None stands for no limit of its own."""
+    """The limits of one key; None means no limit."""
 
     max_running: int | None = None  # requests that wait or run
     max_priority: int = 0  # or else everybody would go before everybody
@@ -42,9 +42,9 @@ class KeyLimits:
 
 
 class Bucket:
-    """A budget that holds up to a minute's worth and fills evenly.
+    """A budget that refills evenly and holds at most a minute's worth.
 
-    Spending may leave a debt, because what a request costs is known when it has ended.
+    It may go below zero, because the cost of a request is known only when it has ended.
     """
 
     def __init__(self, per_minute: int, clock: Callable[[], float]) -> None:
@@ -62,12 +62,12 @@ class Bucket:
         return max(0.0, (amount - self._level) / self._per_second)
 
     def spend(self, amount: float) -> None:
-        """Take this amount out, into debt if need be."""
+        """Take this amount out, even if the budget then is negative."""
         self._level -= amount
 
 
 class Quota:
-    """What is left of a key's limits."""
+    """A key's limits, and how much of them is used up."""
 
     def __init__(
         self, limits: KeyLimits | None = None, clock: Callable[[], float] = time.monotonic
@@ -79,8 +79,8 @@ class Quota:
         self._tokens = _bucket(limits.tokens_per_minute, clock)
 
     def within(self, limits: KeyLimits) -> Quota:
-        """The same counts under other limits; a count per minute whose limit has changed starts
-        anew."""
+        """The same quota with new limits. A count per minute starts again if its limit has
+        changed."""
         before, self.limits = self.limits, limits
         if limits.requests_per_minute != before.requests_per_minute:
             self._requests = _bucket(limits.requests_per_minute, self._clock)
@@ -89,7 +89,8 @@ class Quota:
         return self
 
     def enter(self) -> None:
-        """Count a request, or refuse it. This needs only its key, so its body need not be read."""
+        """Count a request, or refuse it. This depends only on the key, so the body need not be read
+        first."""
         limits = self.limits
         if limits.max_running is not None and self._num_running >= limits.max_running:
             few = f"{limits.max_running} request{'s' * (limits.max_running != 1)}"
@@ -108,22 +109,21 @@ class Quota:
             raise ApiError(message, param="priority", code="priority_not_allowed")
 
     def leave(self, num_tokens: int = 0) -> None:
-        """Note that a request has ended, with the number of tokens that it took, prompts
-        included."""
+        """Record that a request has ended. num_tokens: of its prompts and answers."""
         self._num_running -= 1
         if self._tokens is not None:
             self._tokens.spend(num_tokens)
 
     def take_back(self) -> None:
-        """Undo the count of a request that was refused because the server is busy."""
+        """Undo `enter` for a request that was refused because the server is busy."""
         self.leave()
         if self._requests is not None:
             self._requests.spend(-1)
 
     @contextmanager
     def entering(self) -> Iterator[None]:
-        """Count a request that is taken in within the block; if the block raises, the request
-        counts as ended."""
+        """Count a request for the block that admits it. If the block raises, the request counts as
+        ended."""
         self.enter()
         try:
             yield
@@ -155,7 +155,8 @@ SHORTEST = 8
 
 @dataclass(frozen=True)
 class Key:
-    """One client: `owner` tells engines which texts belong together, `label` is shown to people."""
+    """One client. `owner` tells engines which texts belong together; `label` is its name for
+    people."""
 
     label: str
     owner: str
@@ -168,7 +169,7 @@ ANYBODY = Key("", "", b"", Quota(KeyLimits(max_priority=sys.maxsize)))
 
 
 class Keys:
-    """The clients that may ask."""
+    """The clients that may use the server."""
 
     def __init__(self, keys: Sequence[Key]) -> None:
         self._keys = list(keys)
@@ -186,7 +187,7 @@ class Keys:
 
     @classmethod
     def from_lines(cls, lines: Iterable[str]) -> Keys:
-        """The keys in the lines of a file."""
+        """Parse the lines of a key file."""
         keys: list[Key] = []
         for number, line in enumerate(lines, start=1):
             if words := re.split(r"(?:^|\s)#", line, maxsplit=1)[0].split():
@@ -201,7 +202,7 @@ class Keys:
         return cls(keys)
 
     def renew(self, path: str | Path) -> None:
-        """Read a file again: a key that stays keeps its counts, within its new limits."""
+        """Read the file again. A key that is still there keeps its counts, under its new limits."""
         counts = {key.digest: key.quota for key in self._keys}
         fresh = Keys.from_file(path)._keys
         self._keys = [
@@ -215,8 +216,8 @@ class Keys:
         return len(self._keys)
 
     def find(self, authorization: str | None, api_key: str | None = None) -> Key:
-        """The key in a header `Authorization: Bearer ...`, or without that header in `X-Api-Key`;
-        all are compared, in constant time."""
+        """The key that a request sent in `Authorization: Bearer ...`, or else in `X-Api-Key`. All
+        keys are compared, in constant time."""
         header = f"Bearer {api_key}" if authorization is None and api_key else authorization
         scheme, _, secret = (header or "").strip().partition(" ")
         if scheme.lower() != "bearer" or not secret.strip():
@@ -232,7 +233,7 @@ class Keys:
 
 
 def _key(number: int, word: str, settings: Sequence[str]) -> Key:
-    """The key of one line; error messages name the line, but nothing that it contains."""
+    """Parse one line. Error messages give the line's number, but nothing that it contains."""
     name, colon, secret = word.partition(":")
     if not colon:
         name, secret = f"key-{number}", word

@@ -1,8 +1,8 @@
-"""One budget of rows over all engines, and who is given the next one.
+"""Divides a fixed number of rows among all engines, and decides who gets the next free one.
 
-Each drafter and rule in use has an engine with rows of its own, but a device has room for so many
-rows in all.  A choice is handed to its engine when one of them is free.  Those that wait stand in
-the queue of an engine: by priority, then the owner with the fewest rows, then who came first.
+Each drafter and rule in use has an engine with its own rows, but the device has room for only so
+many rows in all. A choice is handed to its engine when a row is free. Waiting choices are ordered
+as in an engine's queue: by priority, then the owner with the fewest rows, then arrival.
 """
 
 from __future__ import annotations
@@ -32,15 +32,15 @@ class _Waiter:
 
     @property
     def has_row(self) -> bool:
-        """Whether the waiter was given a row. One that is cancelled leaves the line a step
+        """Whether the waiter was given a row. A waiter that was cancelled leaves the queue a little
         later."""
         return self.turn.done() and not self.turn.cancelled()
 
 
 class RowBudget:
-    """Hands out rows, from coroutines.
+    """Gives rows to coroutines that wait for one.
 
-    num_rows: choices that may have a row at once, in all engines together.
+    num_rows: how many choices may have a row at once, in all engines together.
     """
 
     def __init__(self, num_rows: int) -> None:
@@ -54,9 +54,10 @@ class RowBudget:
     async def row(
         self, pair: Pair, owner: str, priority: int, seconds: float | None
     ) -> AsyncIterator[bool]:
-        """Wait for a row of a pair's engine, and keep it within the block.
+        """Wait for a row of a pair's engine, and hold it during the block. Yields whether there is
+        one.
 
-        seconds: after so many the block is entered without one.  Yields whether there is one.
+        seconds: after this time the block is entered without a row.
         """
         turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         waiter = _Waiter(pair, owner, priority, next(self._numbers), turn)
@@ -72,8 +73,8 @@ class RowBudget:
             self._hand_out()
 
     def _hand_out(self) -> None:
-        """Give rows to those whose turn it is; nobody overtakes a waiter for whom there is no
-        room."""
+        """Give rows to the waiters in order. If there is no room for the first one, nobody
+        overtakes it."""
         while (first := self._waiting.pop()) is not None:
             if first.turn.done():  # it was cancelled
                 self._waiting.row_left(first.owner)
@@ -90,7 +91,7 @@ class RowBudget:
         return num_held < self._num_rows + (self._num_standby if is_alone else 0)
 
     def _give_back(self, waiter: _Waiter) -> None:
-        """Give back a row, if one was given: the waiter may have been cancelled."""
+        """Return the row of a waiter; does nothing if it was cancelled before it had one."""
         if waiter.has_row:
             self._by_pair -= Counter({waiter.pair: 1})
             self._waiting.row_left(waiter.owner)

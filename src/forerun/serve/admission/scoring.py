@@ -1,7 +1,7 @@
-"""Log-probabilities of a prompt's own tokens, for `echo` with `logprobs`.
+"""Computes log-probabilities of a prompt's own tokens, for `echo` with `logprobs`.
 
-An engine reads prompts without looking at their logits.  These are computed beside the engines, in
-a row of their own and a few tokens at a time, with pauses while others are being answered.
+Engines do not compute these when they read prompts. So a separate row of the model computes them, a
+few tokens at a time, with pauses while engines are working.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ PART = 32
 
 
 class LeftError(Exception):
-    """The client has gone, so nobody needs the rest."""
+    """The client has disconnected, so nobody needs the result."""
 
 
 def prompt_logprobs(
@@ -30,10 +30,10 @@ def prompt_logprobs(
     is_busy: Callable[[], bool] = lambda: False,
     has_left: Callable[[], bool] = lambda: False,
 ) -> list[TokenLogprob]:
-    """The log-probabilities of all tokens but the first, which nothing precedes.
+    """The log-probabilities of all tokens except the first.
 
-    is_busy: whether engines are at work; then half of the time is left to them.
-    has_left: whether nobody waits for the result any more; raises `LeftError` then.
+    is_busy: whether engines are working; then half of the time is left to them.
+    has_left: whether the client has disconnected; then `LeftError` is raised.
     """
     state = target.start(1, len(tokens))
     logprobs: list[TokenLogprob] = []

@@ -1,1 +1,1 @@
-"""HTTP: bodies in, answers and events out, and the life of the server."""
+"""The HTTP side of the server: reads bodies, sends answers and events, starts and stops."""

@@ -1,4 +1,5 @@
-"""Requests that an engine answers, whole or streamed; those whose client goes away end."""
+"""Answers the requests of a text route, whole or streamed, and ends those whose client
+disconnects."""
 
 from __future__ import annotations
 
@@ -36,7 +37,7 @@ from forerun.serve.openai.objects import parse_object
 
 
 class Answering:
-    """An ASGI application for one route, over whichever model a request names."""
+    """An ASGI application for one route; each request may name its model."""
 
     def __init__(
         self,
@@ -71,8 +72,7 @@ class Answering:
     async def _answer(
         self, served: Served, ticket: Ticket, reply: Reply, client: tuple[Scope, Receive, Send]
     ) -> None:
-        """Send the answers when they are complete, or piece by piece; end them when the client goes
-        away."""
+        """Send the answers, whole or piece by piece. If the client disconnects, end the request."""
         scope, receive, send = client
         ask, owner = ticket.ask, owner_of(scope)
         async with _aborted_when_gone(ticket, receive) as gone:
@@ -90,8 +90,9 @@ class Answering:
     async def _read(
         self, scope: Scope, receive: Receive
     ) -> tuple[Any, Callable[[Served], Awaitable[Ask]]]:
-        """The name of a request's model, and a function that reads the request once the model is
-        loaded; if it is loaded already, the request is read in the same turn as its body."""
+        """Read the body. Returns the name of the request's model, and a function that makes the
+        `Ask` once that model is loaded (if it is already loaded, this has been done with the
+        body)."""
         owner, most = owner_of(scope), self._bounds.max_values
         body = await self._bodies.read(Request(scope, receive), owner)
 
@@ -111,7 +112,7 @@ class Answering:
         return parsed.get("model"), read
 
     def _take_in(self, served: Served, ask: Ask, scope: Scope) -> tuple[Ticket, Reply]:
-        """Have the desk take in a request."""
+        """Submit a request to the desk. Returns its ticket and its reply."""
         route, state = served.routes[self._path], scope["state"]
         key: Key = state["key"]
         key.quota.check_priority(ask.options.priority)
@@ -127,7 +128,7 @@ class Answering:
     async def _score(
         self, desk: Desk, ask: Ask, reply: Reply, gone: asyncio.Event, owner: str
     ) -> None:
-        """Compute log-probabilities of the prompts where they are asked for."""
+        """Compute log-probabilities of the prompts, if they are wanted."""
         if not ask.scores_prompts:
             return
         assert isinstance(reply, ScoredReply)
@@ -148,8 +149,7 @@ class Answering:
         gone: asyncio.Event,
         ends_with_done: bool,
     ) -> None:
-        """Send events as pieces come; a request that fails on its way ends with an event that says
-        so."""
+        """Send events as pieces arrive. If the request fails, the last event says so."""
         stream = EventStream(send, self._bounds.reader_seconds)
         try:
             await stream.start()
@@ -171,7 +171,7 @@ class Answering:
 
 @asynccontextmanager
 async def _aborted_when_gone(ticket: Ticket, receive: Receive) -> AsyncIterator[asyncio.Event]:
-    """End the request when its client goes away, and in any case when the block ends."""
+    """Abort the request when its client disconnects, and in any case at the end of the block."""
     gone = asyncio.Event()
 
     async def listen() -> None:
@@ -190,8 +190,8 @@ async def _aborted_when_gone(ticket: Ticket, receive: Receive) -> AsyncIterator[
 async def _send_pieces(
     stream: EventStream, reply: Reply, batch: Sequence[tuple[int, Piece]] | None
 ) -> None:
-    """Send the pieces that have come; if one of a batch cannot be worded, those before it are
-    sent."""
+    """Send a batch of pieces as events. If one of them cannot be formatted, those before it are
+    still sent."""
     if batch is None:
         await stream.send(PING)
         return
@@ -204,13 +204,14 @@ async def _send_pieces(
 
 
 def _failure(reply: Reply, error: ApiError) -> Sequence[Any]:
-    """The events of a failure in mid-stream, in the route's own form if it has one."""
+    """The events for an error in the middle of a stream, in the route's own format if it has
+    one."""
     worded = getattr(reply, "failure", None)
     return [error.body()] if worded is None else worded(error)
 
 
 def _check_alternatives(ask: Ask, most: int) -> None:
-    """Refuse an answer whose log-probabilities would fill the memory."""
+    """Refuse a request whose log-probabilities would need too much memory."""
     beside = ask.options.logprobs or 0
     longest = ask.options.max_new_tokens + (max(map(len, ask.prompts)) if ask.scores_prompts else 0)
     if ask.num_choices * longest * beside > most:
@@ -223,5 +224,5 @@ def _check_alternatives(ask: Ask, most: int) -> None:
 
 
 def _num_tokens(ask: Ask, answers: Sequence[Generation]) -> int:
-    """The number of tokens that a request counts as: its prompts once, and every answer."""
+    """How many tokens a request counts for its key: each prompt once, and every answer."""
     return sum(map(len, ask.prompts)) + sum(len(answer.tokens) for answer in answers)

@@ -1,4 +1,4 @@
-"""The ASGI application: routes over a desk, guarded."""
+"""The ASGI application: all routes, and the checks that every request passes."""
 
 from __future__ import annotations
 
@@ -46,12 +46,13 @@ def make_app(
     cors_origins: Sequence[str] = (),
     hosts: Sequence[str] = (),
 ) -> Starlette:
-    """An application that answers by its models, and closes them in the end.
+    """Make the application that serves these models, and closes them at the end.
 
-    Its routes and queries are those of the default model, which has to be loaded.
-    keys: who may ask; None for everybody.  watcher: counts for all models; the default model's if
-    None.  cors_origins: whose pages may ask from a browser; by default only the server's own.
-    hosts: names the server answers to; without any, to all.
+    Its routes are those of the default model, which must be loaded.
+    keys: who may use the server; None for everybody.
+    watcher: counts for all models; by default, the default model's watcher.
+    cors_origins: origins whose pages may call from a browser; by default only the server's own.
+    hosts: names under which the server may be called; none means any.
     """
     served = models.default.served
     assert served is not None
@@ -122,7 +123,7 @@ async def _tell(query: Query, request: Request) -> Response:
 async def _ask(
     path: str, models: Models, bounds: Bounds, bodies: Bodies, asking: Worker, request: Request
 ) -> Response:
-    """The response to a query with a body, which counts as a request of its key."""
+    """Answer a query that has a body. It counts as a request of its key."""
     key: Key = request.scope["state"]["key"]
     owner, most = owner_of(request.scope), bounds.max_values
     with key.quota.entering():
@@ -139,14 +140,14 @@ def _answer(query: Query, body: Mapping[str, Any]) -> Response:
 
 
 def _about(models: Models, watcher: Watcher) -> list[BaseRoute]:
-    """Routes about the state of the server, and about its models."""
+    """The routes about the state of the server and its models."""
 
     async def health(request: Request) -> Response:
         """Whether the process is alive."""
         return json_response({"status": "ok"})
 
     async def ready(request: Request) -> Response:
-        """Whether requests are answered by now."""
+        """Whether the server can answer requests now."""
         if models.is_ready:
             return json_response({"status": "ready"})
         status = "draining" if models.is_draining else "restarting"
@@ -162,15 +163,15 @@ def _about(models: Models, watcher: Watcher) -> list[BaseRoute]:
         return Response(body, headers={"content-type": kind})
 
     async def stats(request: Request) -> Response:
-        """The figures of the last seconds."""
+        """The rates of the last seconds: tokens per second, acceptance and so on."""
         return json_response(models.summary())
 
     async def list_models(request: Request) -> Response:
-        """The names of all models."""
+        """All models, as a list."""
         return json_response({"object": "list", "data": models.cards()})
 
     async def one_model(request: Request) -> Response:
-        """One model under one of its names."""
+        """The description of one model, under any of its names."""
         return json_response(models.card(request.path_params["name"]))
 
     return [
@@ -208,14 +209,13 @@ ABSENT = {
 
 
 def _absent(path: str) -> str | None:
-    """A description of what a path would do on another server that has it; None for unknown
-    paths."""
+    """What a path does on other servers, for a helpful 404; None for unknown paths."""
     first = path.strip("/").removeprefix("v1/").partition("/")[0]
     return ABSENT.get(first)
 
 
 async def _unknown(request: Request, error: Exception) -> Response:
-    """The response to an unknown path or method, in the shape of every other error."""
+    """The response for an unknown path or method, in the format of all other errors."""
     assert isinstance(error, HTTPException)
     if error.status_code == 405:
         allowed = (error.headers or {}).get("Allow", "another method")
@@ -251,7 +251,7 @@ PAGE_HEADERS = {
 
 
 def page_routes() -> list[Path]:
-    """Routes of the page: index.html at /, its other files at /page/NAME."""
+    """The routes of the demo page: index.html at /, its other files at /page/NAME."""
     folder = files("forerun.serve.http") / "page"
     found = sorted(folder.iterdir(), key=lambda file: file.name) if folder.is_dir() else []
     return [

@@ -1,4 +1,4 @@
-"""A whole server out of its parts."""
+"""Puts a complete server together from its parts."""
 
 from __future__ import annotations
 
@@ -39,11 +39,12 @@ def make_served(
     created: int | None = None,
     **desk: Any,
 ) -> Served:
-    """A model that is loaded, with its desk and routes; desk: further options of `Desk`.
+    """Wrap a loaded model with its desk and routes. desk: further options of `Desk`.
 
-    names: the model's id for clients, and other names for it; its own if there are none.
-    has_keys: whether clients need one.
-    model_digest: see `Fingerprint`.  created: when the server started, in seconds since 1970.
+    names: the model's id for clients, and other names for it; by default the model's own name.
+    has_keys: whether clients need a key.
+    model_digest: see `Fingerprint`.
+    created: when the server started, in seconds since 1970.
     """
     name, *others = names or [target.name]
     if watcher is None:
@@ -77,7 +78,8 @@ def make_server(
     hosts: Sequence[str] = (),
     **options: Any,
 ) -> tuple[Starlette, Desk]:
-    """The application of one model, and its desk; options as for `make_served` and `make_app`."""
+    """Make the application for one model, and its desk. Options are as for `make_served` and
+    `make_app`."""
     names = names or [target.name]
     served = make_served(target, drafters, names=names, has_keys=keys is not None, **options)
     model = Model(names, watcher=served.desk.watcher, served=served)
@@ -95,9 +97,9 @@ def make_watching(
     families: Families | None = None,
     request_log: RequestLog | None = None,
 ) -> Watching:
-    """Metrics, log lines, and spans if OpenTelemetry is installed.
+    """Make the watcher of a model: metrics, log lines, and spans if OpenTelemetry is installed.
 
-    families: the metrics of a server with several models.
+    families: the metrics that the models of a server share.
     """
     others: list[Watcher] = [AnswerLog(model=model)]
     if request_log is not None:

@@ -1,7 +1,7 @@
-"""Connections: how long they may be silent, who has to make room, and sockets that are half closed.
+"""Limits connections: closes silent ones, makes room for new ones, and detects half-closed sockets.
 
-Connections that ask for nothing keep nobody out: of too many the idle ones are closed, first those
-that never showed a key, of the address that has most of them, the longest idle.
+If there are too many connections, idle ones are closed: first those that never sent a valid key, of
+these the ones from the address with the most connections, and of these the longest idle.
 """
 
 from __future__ import annotations
@@ -29,7 +29,8 @@ PROBE_SECONDS = 0.2
 
 
 class Protocol(H11Protocol):  # type: ignore[misc]
-    """HTTP/1.1, which closes a connection whose headers do not arrive in time."""
+    """uvicorn's HTTP/1.1 protocol, with limits: it closes connections whose headers do not arrive
+    in time."""
 
     header_seconds = 15.0
     most_connections = MOST_CONNECTIONS
@@ -40,7 +41,7 @@ class Protocol(H11Protocol):  # type: ignore[misc]
 
     @property
     def is_idle(self) -> bool:
-        """Whether no request is waiting for its response."""
+        """Whether the connection has no request that waits for a response."""
         is_answered = self.cycle is None or self.cycle.response_complete
         return is_answered and self.conn.their_state is h11.IDLE
 
@@ -67,8 +68,8 @@ class Protocol(H11Protocol):  # type: ignore[misc]
             self._stop_waiting()
 
     def eof_received(self) -> bool:
-        """The client sends no more.  One that awaits an answer may have half closed its socket, or
-        have gone: that is told by sending it something, which nobody takes who has gone."""
+        """Called when the client sends no more. A client that awaits an answer may have closed only
+        its sending half, or may be gone; sending something to it shows which."""
         cycle = self.cycle
         if self.transport.is_closing() or cycle is None or cycle.response_complete:
             return False
@@ -93,8 +94,8 @@ class Protocol(H11Protocol):  # type: ignore[misc]
         super().connection_lost(exc)
 
     def _probe(self) -> None:
-        """Send 100 Continue, which clients ignore; the second one to a client that has gone ends
-        the connection."""
+        """Send 100 Continue, which clients ignore. If the client is gone, the second one ends the
+        connection."""
         if self._is_half_closed and not self.cycle.response_started:
             self.transport.write(
                 self.conn.send(h11.InformationalResponse(status_code=100, headers=[]))
@@ -102,7 +103,7 @@ class Protocol(H11Protocol):  # type: ignore[misc]
             self._probing = self.loop.call_later(PROBE_SECONDS, self._probe)
 
     def _make_room(self) -> None:
-        """Close the most dispensable connections, if there are too many."""
+        """If there are too many connections, close the least valuable idle ones."""
         num_more = len(self.connections) - self.most_connections
         if num_more <= 0:
             return
@@ -133,7 +134,7 @@ class Protocol(H11Protocol):  # type: ignore[misc]
 
 
 def _worth(one: Protocol, counts: Counter[str]) -> tuple[bool, int, float]:
-    """The order in which idle connections are closed to make room, the least valuable first.
+    """A sort key for idle connections, the first to close comes first.
 
     counts: the number of idle connections of each address.
     """

@@ -1,4 +1,4 @@
-"""What every request passes first: an id, a key, and no way for our insides to get out."""
+"""Middleware for all requests: gives ids, checks keys and hosts, and hides internal errors."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ SANE_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 
 
 class Guard:
-    """Middleware.
+    """The middleware that every request passes.
 
-    is_open: whether a path may be asked for without a key.
-    hosts: names that the server answers to, in lower case; none for any.
-    ids: of the requests at the desk; a client's own id is taken unless it is in use.
+    is_open: whether a path may be requested without a key.
+    hosts: names under which the server may be called, in lower case; none means any.
+    ids: those of the running requests; a client's own id is used unless it is taken.
     """
 
     def __init__(
@@ -95,8 +95,8 @@ class Guard:
         return secrets.token_hex(12)
 
     def _check_host(self, host: str) -> None:
-        """Refuse a host name that is not the server's own: a page whose name leads to this machine
-        may not ask a server that has no keys."""
+        """Refuse a host name that is not the server's own. Otherwise a web page could reach a
+        server without keys through a name that resolves to this machine."""
         try:
             name = (urlsplit(f"//{host}").hostname or "").rstrip(".")
         except ValueError:
@@ -109,7 +109,7 @@ class Guard:
             raise ApiError(message, status=421, code="unknown_host")
 
     def _refusal(self, error: Exception, request_id: str) -> ApiError:
-        """The response to an error; the details of a bug go to the log alone."""
+        """The error to send for an exception. The details of a bug are only logged."""
         if isinstance(error, ApiError):
             return error
         LOG.error("Request %s met a bug.", request_id, exc_info=error)
@@ -118,8 +118,8 @@ class Guard:
 
 
 def _in_origin_form(scope: Scope) -> str | None:
-    """Cut a target like http://host/path, which every server has to accept, to its path; returns
-    its host, which then counts instead of the header."""
+    """Cut a request target such as http://host/path (which servers must accept) to its path.
+    Returns its host, which replaces the header's; None for an ordinary path."""
     parts = ABSOLUTE.match(scope["path"])
     if parts is None:
         return None

@@ -1,4 +1,4 @@
-"""A server's life: bound, ready, draining, gone."""
+"""The life of a server process: binds its socket, warms up, serves, drains and ends."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ STILL_WARMING = 10.0
 
 
 def bind(host: str, port: int, bounds: Bounds) -> socket.socket:
-    """A socket at an address, which does not listen yet; port 0 takes any that is free."""
+    """Bind a socket to an address without listening yet; port 0 takes any free one."""
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(
             host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
@@ -65,10 +65,11 @@ def _bind_error(error: OSError, host: str, port: int) -> InputError:
 
 
 def bind_path(path: str) -> socket.socket:
-    """A socket at a path of the file system; one that a server has left behind is replaced.
+    """A socket at a path of the file system; a socket file that a dead server left there is
+    replaced.
 
-    It listens at once, unlike a port: who connects before the server is ready waits, and a second
-    server sees that this path is taken.
+    Unlike one at a port it listens at once: clients that connect early wait until the server is
+    ready, and a second server notices that the path is taken.
     """
     bound = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
@@ -94,8 +95,8 @@ def bind_path(path: str) -> socket.socket:
 
 @contextmanager
 def at_path(path: str) -> Iterator[socket.socket]:
-    """A socket at a path within the block; its file is removed, unless another has taken its
-    place."""
+    """A socket at a path, for the duration of the block. Its file is then removed, unless another
+    server has replaced it."""
     with bind_path(path) as bound:
         made = os.lstat(path)
         try:
@@ -108,9 +109,9 @@ def at_path(path: str) -> Iterator[socket.socket]:
 
 @dataclass(frozen=True)
 class Renewal:
-    """Something that is read again on SIGHUP: keys, a certificate, a log file.
+    """Something that SIGHUP reads again: keys, a certificate, a log file.
 
-    read: an error says what is wrong with the file, and what was read before stays.
+    read: reads it. If that raises, the old contents stay in use.
     """
 
     what: str
@@ -118,9 +119,9 @@ class Renewal:
 
 
 class Renewals:
-    """Everything that SIGHUP reads again; without any, the signal keeps its usual meaning.
+    """Everything that SIGHUP reads again; if there is nothing, the signal keeps its usual effect.
 
-    A signal that comes while the first model is loaded is remembered until the server runs.
+    A signal that arrives while the first model is loading is remembered until the server runs.
     """
 
     def __init__(self, parts: Iterable[Renewal] = ()) -> None:
@@ -128,7 +129,7 @@ class Renewals:
         self._is_due = False
 
     def remember(self) -> None:
-        """From now on, remember a signal instead of letting it end the process."""
+        """From now on, remember a SIGHUP instead of letting it end the process."""
         signal.signal(signal.SIGHUP, self._note)
 
     def _note(self, sig: int, frame: FrameType | None) -> None:
@@ -139,14 +140,14 @@ class Renewals:
         self._parts.append(part)
 
     def begin(self, loop: asyncio.AbstractEventLoop) -> None:
-        """From now on, obey a signal at once."""
+        """From now on, obey a SIGHUP at once."""
         if self._parts and threading.current_thread() is threading.main_thread():
             loop.add_signal_handler(signal.SIGHUP, self.read)
         if self._is_due:
             self.read()
 
     def read(self) -> None:
-        """Read again whatever may have changed; a bad file leaves everything as it was."""
+        """Read everything again. A part whose file is bad stays as it was."""
         for part in self._parts:
             try:
                 part.read()
@@ -159,11 +160,11 @@ class Renewals:
 
 
 class Server(uvicorn.Server):  # type: ignore[misc]
-    """A server that answers until it is told to stop; then it finishes the requests that it has,
-    and refuses others.
+    """A server that, when told to stop, finishes its requests and refuses new ones.
 
-    Told before it is ready, it has nothing to finish.  A second signal ends it at once.
-    announce: called when it is ready.  tls: the files of a certificate and its key.
+    If it is stopped before it is ready, it ends at once; a second signal also ends it at once.
+    announce: called when it is ready.
+    tls: the files of a certificate and its key.
     """
 
     def __init__(
@@ -203,7 +204,8 @@ class Server(uvicorn.Server):  # type: ignore[misc]
         self._was_told = False
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        """Warm up, listen and announce; a server that is stopped meanwhile does not listen."""
+        """Warm up, listen and announce. A server that was stopped during the warm-up does not
+        listen."""
         self._loop = asyncio.get_running_loop()
         self._renewals.begin(self._loop)
         self._warming = asyncio.create_task(self._warm_up())
@@ -220,12 +222,12 @@ class Server(uvicorn.Server):  # type: ignore[misc]
             self._announce()
 
     async def _warm_up(self) -> None:
-        """Answer requests of its own, so that no client waits for what is made or compiled once."""
+        """Answer some requests of the server's own, so that no client waits for first-time work."""
         say("warming up")
         await self._models.warm_up()
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        """Called by a signal, between two steps of the main thread."""
+        """The signal handler; Python calls it between two steps of the main thread."""
         if self._was_told or self._loop is None:
             os._exit(128 + sig)
         self._was_told = True
@@ -236,7 +238,7 @@ class Server(uvicorn.Server):  # type: ignore[misc]
         load_certificate(self.config.ssl, certificate, key)
 
     def _stop(self) -> None:
-        """End the warm-up, or finish what is running."""
+        """Cancel the warm-up, or let running requests finish and then end."""
         if self._warming is not None and not self._warming.done():
             say("stopping")
             self._warming.cancel()
@@ -244,7 +246,7 @@ class Server(uvicorn.Server):  # type: ignore[misc]
             self._drain()
 
     def _drain(self) -> None:
-        """Let running requests finish, then leave."""
+        """Let running requests finish, then end the server."""
         waiting = self._models.num_requests
         say("stopping", requests=waiting, at_most_seconds=self._drain_seconds if waiting else 0)
 

@@ -1,10 +1,10 @@
-"""The models of a server: loaded when they are first asked for, within a bound on their memory.
+"""The models of a server: each is loaded on its first request, within a limit on their memory.
 
     async with models.using("small") as served: ...
 
-A model is loaded once, however many ask for it, in a thread of its own: others are answered
-meanwhile.  Where it does not fit beside those that are loaded, the one that was used longest ago
-and has nothing to do goes first.
+A model is loaded once, however many requests wait for it, in a thread of its own, while other
+models keep answering. If it does not fit beside the loaded models, the least recently used idle one
+is unloaded first.
 """
 
 from __future__ import annotations
@@ -57,9 +57,9 @@ READ: Mapping[str, Mapping[str, Any]] = {
 
 @dataclass
 class Served:
-    """A loaded model, with the desk and routes that answer for it.
+    """A loaded model, with the desk and the routes that answer for it.
 
-    card: the model as /v1/models lists it.
+    card: its entry in /v1/models.
     """
 
     desk: Desk
@@ -69,10 +69,9 @@ class Served:
     card: Mapping[str, Any] = field(default_factory=dict)
 
     async def warm_up(self) -> None:
-        """Answer requests of its own: one at the desk, and one on every route, like those of
-        clients.
+        """Answer some requests of the server's own: one at the desk, and one on every route.
 
-        What the model cannot do is left out: without a chat template there are no chats.
+        Routes that the model cannot serve are skipped, such as chats without a chat template.
         """
         await self.desk.warm_up()
         for route in self.routes.values():
@@ -84,7 +83,7 @@ class Served:
                             await self._rehearse(route, ask)
 
     async def _rehearse(self, route: Route, ask: Ask) -> None:
-        """Answer one request and put the answer into words."""
+        """Answer one request and format its reply."""
         reply = route.reply(ask, WARM_UP, 0, self.fingerprint(ask))
         answers = await self.desk.enter(ask, owner=WARM_UP, request_id=WARM_UP).results()
         await asyncio.to_thread(lambda: json_response(reply.whole(answers)))
@@ -92,11 +91,12 @@ class Served:
 
 @dataclass(eq=False)
 class Model:
-    """A model that a server may load.
+    """A model that a server can load.
 
-    names: its id, and other names for it.  load: loads it, in a thread; None if it is not loaded by
-    this server.  num_bytes: what it takes, as was said or estimated; once it was loaded, as much as
-    memory grew, if that is more.
+    names: its id, and other names for it.
+    load: loads it, in a thread; None if this server does not load it.
+    num_bytes: its memory, as stated or estimated. After loading, the growth of the process's memory
+    if that was more.
     """
 
     names: Sequence[str]
@@ -112,14 +112,14 @@ class Model:
 
     @property
     def is_held(self) -> bool:
-        """Whether the model has to stay loaded, because some of its answers are not complete."""
+        """Whether the model must stay loaded, because some of its answers are not complete."""
         return self.num_users > 0 or (self.served is not None and self.served.desk.num_open > 0)
 
 
 class Models:
-    """The models of a server. The first one is the default, which answers requests that name none.
+    """All models of a server. The first one is the default, for requests that name none.
 
-    most_bytes: of all that are loaded together; None for no bound.
+    most_bytes: a limit on the memory of all loaded models together; None for no limit.
     """
 
     def __init__(self, models: Sequence[Model], most_bytes: int | None = None) -> None:
@@ -136,7 +136,7 @@ class Models:
 
     @property
     def default(self) -> Model:
-        """The model of requests that name none."""
+        """The model for requests that name none."""
         return self._models[0]
 
     @property
@@ -146,7 +146,7 @@ class Models:
 
     @property
     def is_ready(self) -> bool:
-        """Whether the default model answers requests."""
+        """Whether all loaded models can answer requests."""
         return not self._is_draining and all(desk.is_ready for desk in self.desks)
 
     @property
@@ -156,15 +156,15 @@ class Models:
 
     @property
     def num_requests(self) -> int:
-        """The number of requests on their way."""
+        """The number of requests that have not ended."""
         return sum(len(desk.tickets) for desk in self.desks)
 
     def __contains__(self, request_id: object) -> bool:
-        """Whether a request is on its way."""
+        """Whether a request with this id is running."""
         return any(request_id in desk.tickets for desk in self.desks)
 
     def cards(self) -> list[dict[str, Any]]:
-        """All names, as /v1/models lists them; another name of a model tells its id as `root`."""
+        """The entries of /v1/models, one for each name; `root` is the model's id."""
         return [
             {**self._card(model), "id": name, "root": model.names[0]}
             for model in self._models
@@ -172,12 +172,12 @@ class Models:
         ]
 
     def card(self, name: str) -> dict[str, Any]:
-        """One model under one of its names."""
+        """The entry of one model in /v1/models, under one of its names."""
         model = self._named(name)
         return {**self._card(model), "id": name, "root": model.names[0]}
 
     def _card(self, model: Model) -> dict[str, Any]:
-        """The entry of a model in /v1/models, under any of its names."""
+        """The part of a model's entry in /v1/models that does not depend on the name."""
         told: Mapping[str, Any] = {} if model.served is None else model.served.card
         return {
             "object": "model",
@@ -189,8 +189,7 @@ class Models:
         }
 
     def summary(self) -> dict[str, Any]:
-        """The figures of the last seconds for all models together, and for each where there are
-        several."""
+        """The rates of the last seconds, for all models together and for each of them."""
         parts = {model.names[0]: model.watcher.summary() for model in self._models}
         if len(parts) == 1:
             return dict(self.default.watcher.summary())
@@ -202,14 +201,15 @@ class Models:
         return {**totals, **sums, "acceptance_alarm": alarm, "models": parts}
 
     def check_room(self, owner: str) -> None:
-        """Refuse a request for which there is no place, whatever it contains."""
+        """Refuse a request before it is read, if there is certainly no place for it."""
         if self._is_draining or len(self._models) == 1:
             for desk in self.desks:
                 desk.check_room(owner=owner)
 
     @asynccontextmanager
     async def using(self, name: Any = None) -> AsyncIterator[Served]:
-        """The model of a request, which stays loaded within the block; name: see `find`."""
+        """The model that a request names, loaded and kept loaded during the block. name: see
+        `find`."""
         model = self.find(name)
         if model.served is None and model.num_users >= MOST_WAITING:
             message = f"Too many requests wait for the model '{model.names[0]}' to be loaded."
@@ -224,16 +224,14 @@ class Models:
             model.num_users -= 1
 
     def watch(self) -> None:
-        """Show the gauges of the models that are loaded already."""
+        """Connect the metrics of each loaded model to its desk."""
         for model in self._models:
             if model.served is not None:
                 model.watcher.watch(model.served.desk)
 
     def find(self, name: Any) -> Model:
-        """The model of a request, by the name that the request gives.
-
-        What is no text is for the default model's route to refuse.
-        """
+        """The model that a request names; the default for a name that is not a string, whose route
+        then reports the error."""
         return self._named(name) if isinstance(name, str) else self.default
 
     async def warm_up(self) -> None:
@@ -243,7 +241,7 @@ class Models:
                 await model.served.warm_up()
 
     async def drain(self, seconds: float) -> None:
-        """Refuse new requests, and wait for those that are here; see `Desk.drain`."""
+        """Refuse new requests and wait for the running ones; see `Desk.drain`."""
         self._is_draining = True
         loading = [model.loading for model in self._models if model.loading is not None]
         for task in loading:
@@ -253,12 +251,12 @@ class Models:
         await asyncio.gather(*(desk.drain(seconds) for desk in self.desks))
 
     async def close(self) -> None:
-        """End everything at once."""
+        """End all requests and engines at once."""
         await self.drain(0)
         await asyncio.gather(*(desk.close() for desk in self.desks))
 
     def _named(self, name: str) -> Model:
-        """The model of this name; an `ApiError` 404 lists the existing ones."""
+        """The model with this name; raises an `ApiError` 404 that lists the existing names."""
         if name not in self._by_name:
             listed = " or ".join(f"'{known}'" for known in self._by_name)
             message = f"The model '{safe(name)}' does not exist here. Use {listed}."
@@ -266,7 +264,7 @@ class Models:
         return self._by_name[name]
 
     async def _loaded(self, model: Model) -> Served:
-        """The model once it is loaded; those that wait for the same model wait for one load."""
+        """The model, loaded if necessary. Several requests for the same model share one load."""
         if self._is_draining:
             raise _not_loaded(model, "the server is shutting down")
         if model.loading is None and model.is_in_thread:
@@ -282,19 +280,19 @@ class Models:
             raise _not_loaded(model, "the server is shutting down") from None
 
     def _load_ended(self, model: Model, task: asyncio.Task[Served]) -> None:
-        """Clean up after a load that is complete, has failed, or was given up."""
+        """Clean up after a load that succeeded, failed or was given up."""
         model.loading = None
         if not task.cancelled():
             task.exception()  # which whoever waited was told
         self._give_back(model)
 
     def _give_back(self, model: Model) -> None:
-        """Free the room of a model that is neither loaded nor being loaded."""
+        """Release the memory reserved for a model, if it is neither loaded nor being loaded."""
         if model.served is None and model.loading is None and not model.is_in_thread:
             model.has_room = False
 
     def _load_here(self, model: Model, loop: asyncio.AbstractEventLoop) -> Served:
-        """Load a model in this thread, and tell the event loop when that has ended."""
+        """Load a model in the present thread, and tell the event loop at the end."""
         assert model.load is not None
 
         def end() -> None:
@@ -309,7 +307,7 @@ class Models:
                 loop.call_soon_threadsafe(end)
 
     async def _load(self, model: Model) -> Served:
-        """Make room, load in a thread, and warm up; whoever waits is told of a failure without its
+        """Make room, load in a thread, and warm up. If that fails, clients get an error without its
         details."""
         async with self._changing:
             await self._make_room(model)
@@ -335,9 +333,9 @@ class Models:
         return served
 
     def _weigh(self, model: Model, grown: int) -> None:
-        """Correct the memory of a model by how much the process grew while it was loaded. Other
-        models answer in the meantime, so the correction never makes a model too large to be loaded
-        again."""
+        """Correct the estimate of a model's memory by how much the process grew while it was
+        loaded. Other models were answering meanwhile, so the estimate never becomes so large that
+        the model could not be loaded again."""
         most = grown if self._most_bytes is None else min(grown, self._most_bytes)
         if most > model.num_bytes:
             expected, gib = round(model.num_bytes / GIB, 2), round(grown / GIB, 2)
@@ -345,7 +343,7 @@ class Models:
             model.num_bytes = most
 
     async def _make_room(self, model: Model) -> None:
-        """Unload what is needed for a model to fit, or say how much is missing."""
+        """Unload models until this one fits; raises an error that says how much is missing."""
         most = self._most_bytes
         if most is None:
             return
@@ -360,12 +358,12 @@ class Models:
             await self._unload(min(idle, key=lambda other: other.last_use))
 
     def _num_bytes_but(self, model: Model) -> int:
-        """The memory of the other models that are loaded or are being loaded."""
+        """The memory of all other models that are loaded or being loaded."""
         others = (other for other in self._models if other is not model)
         return sum(one.num_bytes for one in others if one.has_room)
 
     async def _unload(self, model: Model) -> None:
-        """Close a model's engines and let go of its weights."""
+        """Close a model's engines and free its weights."""
         served, model.served = model.served, None
         assert served is not None
         say("unloading", model=model.names[0])
@@ -381,7 +379,7 @@ class Models:
 
 
 def memory_in_use() -> int:
-    """Bytes of this process that are in memory; 0 where the system does not tell."""
+    """The bytes of this process that are in memory; 0 if the system does not say."""
     try:
         pages = int(Path("/proc/self/statm").read_text().split()[1])
     except (OSError, ValueError, IndexError):
@@ -397,7 +395,7 @@ def one_model(
     names: Sequence[str] = ("model",),
     card: Mapping[str, Any] | None = None,
 ) -> Models:
-    """The models of a server with a single one, which is loaded."""
+    """The `Models` of a server with a single model that is loaded already."""
     served = Served(
         desk,
         {route.path: route for route in routes},
@@ -409,7 +407,7 @@ def one_model(
 
 
 def _not_loaded(model: Model, reason: str) -> ApiError:
-    """The refusal of a request whose model could not be loaded, or not in time."""
+    """The error for a request whose model could not be loaded, or not in time."""
     message = f"The model '{model.names[0]}' is not loaded: {reason}."
     return ApiError(
         message, status=503, kind="server_error", code="model_not_loaded", retry_after=10.0
@@ -417,7 +415,7 @@ def _not_loaded(model: Model, reason: str) -> ApiError:
 
 
 def _too_large(model: Model, most: int) -> ApiError:
-    """The refusal of a model that would not fit even alone."""
+    """The error for a model that would not fit even alone."""
     message = (
         f"The model '{model.names[0]}' takes {model.num_bytes / GIB:.2f} GiB of memory, and this "
         f"server has {most / GIB:.2f} GiB for models: {(model.num_bytes - most) / GIB:.2f} GiB are "
@@ -427,7 +425,7 @@ def _too_large(model: Model, most: int) -> ApiError:
 
 
 def _no_room(model: Model, most: int, missing: int) -> ApiError:
-    """The refusal of a model for which busy ones would have to be unloaded."""
+    """The error for a model that would fit only if busy models were unloaded."""
     message = (
         f"The model '{model.names[0]}' takes {model.num_bytes / GIB:.2f} GiB of the "
         f"{most / GIB:.2f} GiB for models, and others that are busy leave too little: "

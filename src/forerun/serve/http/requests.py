@@ -1,4 +1,4 @@
-"""Bodies as they come in: bounded, and in time."""
+"""Reads the bodies of requests, with limits on size and time."""
 
 from __future__ import annotations
 
@@ -17,7 +17,8 @@ from forerun.serve.openai.objects import no_json
 
 @dataclass(frozen=True)
 class Bounds:
-    """How much a connection may cost; the limits of a request are checked by its route."""
+    """Limits on what a connection may cost; limits on the contents of requests are checked by
+    routes."""
 
     max_body_bytes: int = 4 * 2**20
     max_values: int = 2**18  # numbers in a body; others cost more: see `parse_object`
@@ -47,14 +48,15 @@ LONGEST_TURN = 1.0
 
 
 class Bodies:
-    """Receives the bodies of requests, which must be JSON; parsing may take long, see `Worker`."""
+    """Receives the JSON bodies of requests. Parsing may take long and is left to `Worker`."""
 
     def __init__(self, bounds: Bounds) -> None:
         self._bounds = bounds
         self._turns = Turns()
 
     async def read(self, request: Request, owner: str) -> bytes:
-        """The body of a request; large ones go on one after the other, fairly between owners."""
+        """Receive a request's body. Large bodies are received one after another, fairly among
+        owners."""
         _check_content_type(request.headers.get("content-type", ""))
         is_packed = _is_packed(request.headers.get("content-encoding", ""))
         bounds, most = self._bounds, self._bounds.max_body_bytes
@@ -67,8 +69,8 @@ class Bodies:
             raise ApiError(message, status=408, code="request_timeout") from error
 
     async def _bytes(self, request: Request, owner: str) -> bytes:
-        """The body as it was sent; anything beyond `LARGE` waits for its turn, and too large a body
-        is refused."""
+        """The body as it was sent. The part beyond `LARGE` bytes waits for its turn, and a body
+        that is too large is refused."""
         most = self._bounds.max_body_bytes
         declared = request.headers.get("content-length", "")
         length = int(declared[:12]) if declared.isdigit() else most
@@ -92,8 +94,7 @@ class Bodies:
         return b"".join(chunks)
 
     async def _take_turn(self, owner: str, size: int) -> None:
-        """Wait until a body may go on; the wait counts towards the time that this many bytes are
-        allowed."""
+        """Wait until a large body may continue. The time waited counts towards its time limit."""
         try:
             async with asyncio.timeout(self._bounds.read_seconds), self._turns.turn(owner):
                 await asyncio.sleep(min(size / LARGE_BYTES_PER_SECOND, LONGEST_TURN))
@@ -103,8 +104,8 @@ class Bodies:
 
 
 def _check_content_type(header: str) -> None:
-    """Refuse other content types. This also keeps out web pages of other origins, because browsers
-    ask before they send JSON."""
+    """Refuse other content types than JSON. This also keeps out web pages of other origins, because
+    browsers ask for permission before they send JSON."""
     kind, _, parameters = header.partition(";")
     charset = parameters.lower().replace(" ", "").replace('"', "")
     if kind.strip().lower() != "application/json" or charset not in ("", "charset=utf-8"):
@@ -123,7 +124,7 @@ def _is_packed(encoding: str) -> bool:
 
 
 def _unpacked(body: bytes, most: int) -> bytes:
-    """A gzipped body, unpacked up to the size that a body may have."""
+    """The contents of a gzipped body; refused if larger than a body may be."""
     parts: list[bytes] = []
     size = 0
     while body or not parts:

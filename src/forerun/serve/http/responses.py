@@ -1,4 +1,4 @@
-"""Answers on their way out: JSON, errors, and events for readers that may be slow or go away."""
+"""Sends responses: JSON, errors, and event streams to clients that may be slow or disconnect."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ def encoded(content: Mapping[str, Any]) -> bytes:
 
 
 def json_response(content: Mapping[str, Any], status: int = 200) -> Response:
-    """The response with this JSON as its body."""
+    """A response with this JSON as its body."""
     return Response(encoded(content), status, media_type="application/json")
 
 
 def error_response(error: ApiError) -> Response:
-    """The response for an error."""
+    """The HTTP response for an error."""
     response = json_response(error.body(), error.status)
     if error.retry_after is not None:
         response.headers["retry-after"] = str(max(1, math.ceil(error.retry_after)))
@@ -48,11 +48,11 @@ Item = TypeVar("Item")
 
 
 class ReaderGoneError(Exception):
-    """For too long the client has not taken in what it was sent."""
+    """The client has not read what it was sent for too long."""
 
 
 def events(contents: Iterable[Mapping[str, Any]]) -> bytes:
-    """Events as bytes to be sent; an event with a type is named after it."""
+    """Server-sent events as bytes; an event that has a "type" is named after it."""
     lines = []
     for content in contents:
         if isinstance(name := content.get("type"), str):
@@ -62,7 +62,7 @@ def events(contents: Iterable[Mapping[str, Any]]) -> bytes:
 
 
 class EventStream:
-    """Sends events; gives up on a reader that takes in nothing for `patience` seconds."""
+    """Sends events to a client, and gives up if it reads nothing for `patience` seconds."""
 
     def __init__(self, send: Send, patience: float) -> None:
         self._send = send
@@ -82,7 +82,7 @@ class EventStream:
         await self._pass({"type": "http.response.body", "body": b"", "more_body": False})
 
     async def _pass(self, message: dict[str, Any]) -> None:
-        """Send bytes; waits here while the buffer of the connection is full."""
+        """Send a message; this waits while the connection's buffer is full."""
         try:
             async with asyncio.timeout(self._patience):
                 await self._send(message)
@@ -91,7 +91,7 @@ class EventStream:
 
 
 async def with_pauses(items: AsyncIterator[Item], seconds: float) -> AsyncIterator[Item | None]:
-    """Yields the items, and None whenever none came for this many seconds."""
+    """Yield the items, and None whenever no item arrived for this many seconds."""
 
     async def step() -> Item:
         return await anext(items)
@@ -110,6 +110,6 @@ async def with_pauses(items: AsyncIterator[Item], seconds: float) -> AsyncIterat
 
 
 async def disconnected(receive: Receive) -> None:
-    """Wait until the client has gone."""
+    """Wait until the client has disconnected."""
     while (await receive())["type"] != "http.disconnect":
         pass

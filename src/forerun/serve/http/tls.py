@@ -1,4 +1,4 @@
-"""Certificates: what is wrong with them is said before the server takes its first connection."""
+"""TLS certificates, which are checked before the server accepts its first connection."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ NOT_YET, EXPIRED = 9, 10  # OpenSSL's numbers for a certificate outside its time
 
 
 def check_certificate(certificate: str, key: str) -> None:
-    """Refuse files that are missing, are not PEM, or do not belong together, and a certificate that
-    has expired or is not valid yet."""
+    """Refuse files that are missing, are not PEM, or do not belong together, and certificates that
+    have expired or are not valid yet."""
     server = load_certificate(ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER), certificate, key)
     client = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     client.check_hostname = False
@@ -31,7 +31,7 @@ def check_certificate(certificate: str, key: str) -> None:
 
 
 def load_certificate(context: ssl.SSLContext, certificate: str, key: str) -> ssl.SSLContext:
-    """Let a context present a certificate; it is used for all connections from now on."""
+    """Load a certificate into a TLS context, for all connections from now on."""
     for path in (certificate, key):
         try:
             Path(path).read_bytes()
@@ -54,7 +54,7 @@ def load_certificate(context: ssl.SSLContext, certificate: str, key: str) -> ssl
 
 
 def _shake_hands(server: ssl.SSLContext, client: ssl.SSLContext) -> None:
-    """Make a handshake between a server and a client in memory."""
+    """Perform a TLS handshake between a server and a client in memory."""
     to_server, to_client = ssl.MemoryBIO(), ssl.MemoryBIO()
     ends = [
         client.wrap_bio(to_client, to_server),

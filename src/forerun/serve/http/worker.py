@@ -1,4 +1,4 @@
-"""Work that would hold up the event loop, in threads that nobody waits for, fair between owners."""
+"""Runs work that would block the event loop in threads, fairly among owners."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ class _Waiter:
 
 
 class Turns:
-    """Turns that are shared fairly between owners.
+    """Turns that are shared fairly among owners.
 
-    An owner's turns are due one after the other, each when the seconds of those before it are over,
-    and none before the present turn was. The next turn is the one that is due first: a new owner
-    goes before one who has taken much. When nobody waits, all of this is forgotten.
+    Each owner has a time at which its next turn is due: when the seconds that its earlier turns
+    took have passed. The next turn goes to the owner that is due first, so a new owner comes before
+    one who has used much time. When nobody waits, all due times are forgotten.
     """
 
     def __init__(self) -> None:
@@ -40,7 +40,7 @@ class Turns:
 
     @asynccontextmanager
     async def turn(self, owner: str) -> AsyncIterator[None]:
-        """Wait for a turn, and keep it within the block."""
+        """Wait for a turn, and hold it during the block."""
         await self._wait(owner)
         self._due = self._due_of(owner)
         start = time.perf_counter()
@@ -67,7 +67,7 @@ class Turns:
             raise
 
     def _hand_on(self) -> None:
-        """Give the turn to the waiter whose owner is due first."""
+        """Give the turn to the waiting owner that is due first."""
         waiting = [waiter for waiter in self._waiting if not waiter.turn.done()]
         if not waiting:
             self._is_taken = False
@@ -82,7 +82,8 @@ class Turns:
 
 
 def owner_of(scope: Scope) -> str:
-    """The owner whose turn a request takes: its key, or its address where there are no keys."""
+    """The owner that a request belongs to for fairness: its key, or its address if there are no
+    keys."""
     key: Key = scope["state"]["key"]
     client = scope.get("client")
     return key.owner or (client[0] if client else "")
@@ -95,11 +96,11 @@ Result = TypeVar("Result")
 
 
 class Worker:
-    """Does one piece of work at a time, each in a daemon thread of its own, fairly between owners.
+    """Does one piece of work at a time, each in its own daemon thread, fairly among owners.
 
-    seconds: what a piece of work may take, waiting included.  A thread cannot be stopped: one that
-    is given up ends when its work does, and neither those who wait nor the process's exit wait
-    for it.
+    seconds: the limit for one piece of work, waiting included. A thread cannot be stopped: if it
+    exceeds the limit, it is abandoned and runs on, and neither other work nor the exit of the
+    process waits for it.
     """
 
     def __init__(self, name: str, seconds: float) -> None:
@@ -109,7 +110,8 @@ class Worker:
         self._num_threads = 0
 
     async def run(self, work: Callable[[], Result], owner: str = "") -> Result:
-        """The result of some work for an owner; `ApiError` 503 if that takes too long."""
+        """Do some work for an owner and return its result; raises `ApiError` 503 if it takes too
+        long."""
         if self._num_threads > MOST_STUCK:
             raise overloaded("The server is busy with requests that are costly to read.")
         try:
@@ -125,7 +127,7 @@ class Worker:
             raise overloaded(message) from error
 
     def _start(self, work: Callable[[], Result]) -> asyncio.Future[Result]:
-        """Run some work in a thread; its result or its exception arrives in the event loop."""
+        """Do some work in a new thread. Its result or exception arrives in the event loop."""
         loop = asyncio.get_running_loop()
         future: asyncio.Future[Result] = loop.create_future()
 

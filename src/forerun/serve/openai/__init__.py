@@ -1,1 +1,1 @@
-"""OpenAI's words: requests read by tables of fields, replies in their shapes."""
+"""OpenAI's formats: requests are read by tables of fields, replies are written in their shapes."""

@@ -1,7 +1,7 @@
-"""Kinds of JSON values: each checks what a client sent, and says in JSON Schema what it takes.
+"""Kinds of JSON values: each checks a client's value, and describes itself as JSON Schema.
 
-A route is a table of fields.  Reading a body by the table leaves nothing unread, and the OpenAPI
-document is made from the same table.
+A route is a table of fields. Every field of a body must be in the table, so none is silently
+ignored, and the OpenAPI document is made from the same table.
 """
 
 from __future__ import annotations
@@ -18,15 +18,15 @@ Schema = dict[str, Any]
 
 
 class Kind(Protocol):
-    """A kind of JSON value that a field may have."""
+    """A kind of JSON value, such as a number in a range."""
 
     def fits(self, value: Any) -> bool:
-        """Whether a value seems to be of this kind, by its type and that of its first item."""
+        """Whether a value looks like this kind, judging by its type and that of its first item."""
         ...
 
     def check(self, value: Any, where: str) -> Any:
-        """The value in the form that the program uses; an `ApiError` that names `where` if it is of
-        another kind."""
+        """The value in the form that the server uses; raises an `ApiError` that names the field
+        `where` if the value is not of this kind."""
         ...
 
         """The kind as JSON Schema."""
@@ -88,7 +88,7 @@ class Whole:
 
 @dataclass(frozen=True)
 class Text:
-    """A text of valid Unicode."""
+    """A string of valid Unicode."""
 
     most: int | None = None  # characters
     least: int = 0
@@ -136,7 +136,7 @@ class Flag:
 
 @dataclass(frozen=True)
 class Choice:
-    """One of a few texts, numbers or flags: the values of a field that the server can honour."""
+    """One of a few given strings, numbers or booleans."""
 
     values: tuple[Any, ...]
 
@@ -182,7 +182,7 @@ class ListOf:
 
 @dataclass(frozen=True)
 class MapOf:
-    """An object whose keys are any texts, and whose values are of one kind."""
+    """An object with any string keys, and values of one kind."""
 
     item: Kind
     most: int
@@ -204,7 +204,7 @@ class MapOf:
         }
 
     def schema(self) -> Schema:
-        """The JSON Schema of an object with any keys, within the bounds."""
+        """The JSON Schema of such an object."""
         schema: Schema = {
             "type": "object",
             "additionalProperties": self.item.schema(),
@@ -237,7 +237,8 @@ def _inside(value: dict[str, Any] | list[Any]) -> Iterable[Any]:
 
 @dataclass(frozen=True)
 class Json:
-    """An object that is passed on as it is, like a JSON schema; only its size is checked."""
+    """A JSON object that is passed on unchanged, such as a JSON schema; only its size is
+    checked."""
 
     most: int  # characters, written as JSON
 
@@ -262,7 +263,7 @@ class Json:
 
 @dataclass(frozen=True)
 class Either:
-    """Any of several kinds; the first that fits at first sight reads the value."""
+    """One of several kinds; the first kind that the value looks like is used."""
 
     kinds: tuple[Kind, ...]
     words: str  # "a text or a list of texts"
@@ -310,7 +311,7 @@ def shown(value: Any, most: int = 80) -> str:
 
 
 def safe(name: str, most: int = 80) -> str:
-    """A name that a client chose, in ASCII and short enough to be repeated in a message."""
+    """A name that a client chose, made ASCII and short, so that messages can repeat it."""
     return name.encode("ascii", "backslashreplace").decode()[:most]
 
 
@@ -320,9 +321,10 @@ def _length(least: int, most: int | None, unit: str) -> str:
 
 @dataclass(frozen=True)
 class TokenIds:
-    """Ids of a vocabulary, at most a context full of them.
+    """Token ids of the vocabulary, at most as many as the context holds.
 
-    The length is looked at first, and then all ids at once; one by one only to name a wrong one.
+    The length is checked first, then all ids at once; they are checked one by one only to find the
+    wrong one for the message.
     """
 
     vocab_size: int

@@ -1,10 +1,10 @@
-"""`system_fingerprint`: equal where a seed gives the same text, different where it may not.
+"""`system_fingerprint`: equal if a seed gives the same text, different if it may not.
 
-It covers the weights and configuration, the defaults of sampling options, the tokenizer with its
-chat template, the pass and its arithmetic, how noise is drawn, and how grammars are read.  It
-leaves out the batch and the name the model was loaded by, which cannot change a text.  Nor can
-drafts under the rule `match`; under other rules the drafter and the draft length are in it, and
-where they follow measured times no two answers have the same fingerprint.
+It covers the weights and configuration, the default sampling options, the tokenizer with its chat
+template, the pass and its arithmetic, how noise is drawn, and how grammars are read. It leaves out
+the batch and the name under which the model was loaded, which cannot change a text. Drafts cannot
+change it either under the rule `match`. Under other rules the drafter and the draft length are
+included; if the length depends on measured times, every answer has its own fingerprint.
 """
 
 from __future__ import annotations
@@ -36,9 +36,10 @@ UNTOLD = ("_name_or_path", "name_or_path", "transformers_version")
 
 
 class Fingerprint:
-    """The fingerprint of each request's answer; weights are read once.
+    """Computes the fingerprint of each answer; weights are read only once.
 
-    draft_length: the server's own.  model: the `model_digest` of a target that is elsewhere.
+    draft_length: the server's own.
+    model: the `model_digest` of a target that is in another process.
     """
 
     def __init__(
@@ -53,7 +54,7 @@ class Fingerprint:
         return f"fp_{_digest([self._model, *self._drafting(ask)])[:16]}"
 
     def _drafting(self, ask: Ask) -> list[str]:
-        """The settings of drafting that may change the text."""
+        """The settings of drafting that may change the text, as strings."""
         asked = ask.speculation
         rule = asked.rule or self._offer.rules[0]
         if rule == "match":
@@ -69,12 +70,12 @@ class Fingerprint:
 
 
 def model_digest(target: LanguageModel) -> str:
-    """Equal for targets that give the same text, by everything that is known of them."""
+    """A digest that is equal for targets that give the same texts."""
     return _digest(_model_parts(target))
 
 
 def _model_parts(target: LanguageModel) -> Iterator[str]:
-    """Everything that may change a text of this target, as texts."""
+    """Everything that may change this target's texts, as strings."""
     yield f"noise {NOISE}"
     yield f"llguidance {_version('llguidance')}"
     yield f"endings {ending_tokens(target)}"
@@ -96,8 +97,8 @@ def _model_parts(target: LanguageModel) -> Iterator[str]:
 
 
 def arithmetic(target: LanguageModel) -> list[str]:
-    """The pass, and everything that its numbers may depend on. Our CPU pass does not use the
-    arithmetic of torch and transformers, so it leaves out their versions."""
+    """The pass, and the versions and settings that its numbers may depend on. Our CPU pass does not
+    use the arithmetic of torch and transformers, so their versions are left out for it."""
     kind = type(target).__name__
     dtype = str(getattr(target, "compute_dtype", ""))
     rounding = next((bits for bits in ("int8", "int4") if target.name.endswith(f"-{bits}")), "")
@@ -127,7 +128,7 @@ def _device(target: LanguageModel) -> str:
 
 
 def _packed_weights(packed: Any) -> list[str]:
-    """A digest of each array, and every number, by their names."""
+    """Each array's digest and each number of a packed model, with their names."""
     from forerun.lean.kept_file import leaves
 
     def told(leaf: tuple[str, Any]) -> str:
@@ -140,7 +141,7 @@ def _packed_weights(packed: Any) -> list[str]:
 
 
 def _weights(model: Any) -> list[str]:
-    """A digest of each tensor, in the order of their names."""
+    """A digest of each tensor of a model, ordered by name."""
     import torch
 
     def told(pair: tuple[str, Any]) -> str:
@@ -156,7 +157,7 @@ def _weights(model: Any) -> list[str]:
 def _all_told(
     told: Callable[[tuple[str, Any]], str], pairs: Iterable[tuple[str, Any]]
 ) -> list[str]:
-    """The results in their order, computed several at once."""
+    """Apply a function to many (name, value) pairs in parallel; results are in order."""
     with ThreadPoolExecutor() as workers:
         return list(workers.map(told, pairs))
 
@@ -188,7 +189,8 @@ def _digest(parts: Any) -> str:
 
 @dataclass(frozen=True)
 class ModelCard:
-    """Stands for the model where requests are read and answers are worded."""
+    """The facts about a model that reading requests and formatting answers need, without the
+    model."""
 
     name: str
     vocab_size: int
@@ -199,7 +201,7 @@ class ModelCard:
 
 
 def card_of(target: LanguageModel) -> ModelCard:
-    """The facts about a target that an ingress needs."""
+    """The `ModelCard` of a target."""
     return ModelCard(
         target.name,
         target.vocab_size,

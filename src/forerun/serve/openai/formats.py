@@ -1,4 +1,4 @@
-"""The form of an answer: `response_format`, or a guided answer as vLLM spells it."""
+"""The format of an answer: `response_format`, or vLLM's fields for guided decoding."""
 
 from __future__ import annotations
 
@@ -22,14 +22,13 @@ remainder."""
 
 
 def chat_format(offer: Offer) -> Tagged:
-    """The field `response_format` of chat completions, whose schema lies inside an object of its
-    own."""
+    """The field `response_format` of chat completions, with the schema in a nested object."""
     inner = Field(Object(_schema_fields(offer)), required=True)
     return Tagged("type", {**_PLAIN, "json_schema": Object({"json_schema": inner})})
 
 
 def flat_format(offer: Offer) -> Tagged:
-    """The field `text.format` of responses, whose schema lies beside its type."""
+    """The field `text.format` of responses, with the schema beside its type."""
     return Tagged("type", {**_PLAIN, "json_schema": Object(_schema_fields(offer))})
 
 
@@ -46,7 +45,7 @@ def _schema_fields(offer: Offer) -> dict[str, Field]:
 
 
 def grammar_of(offer: Offer, chosen: Mapping[str, Any] | None, where: str) -> Grammar | None:
-    """The grammar of a format; None for free text."""
+    """The grammar that a format asks for; None for free text."""
     if chosen is None or chosen["type"] == "text":
         return None
     details = chosen.get("json_schema", chosen)
@@ -58,7 +57,7 @@ def grammar_of(offer: Offer, chosen: Mapping[str, Any] | None, where: str) -> Gr
 
 
 def compiled(schema: Mapping[str, Any], where: str) -> Grammar:
-    """A JSON schema as a grammar; an `ApiError` says what is wrong with it."""
+    """A grammar for a JSON schema; raises an `ApiError` that says what is wrong with the schema."""
     if _common_multiple(schema) > MOST_MULTIPLE:
         message = (
             f"'{where}' would take too long to compile: the least common multiple of the values of "
@@ -74,7 +73,8 @@ def compiled(schema: Mapping[str, Any], where: str) -> Grammar:
 def prepared(
     offer: Offer, grammar: Grammar, where: str, code: str = "invalid_json_schema"
 ) -> Grammar:
-    """The grammar, compiled for the model's tokenizer, so that engines need not compile it."""
+    """The grammar, compiled in advance for the model's tokenizer, so that engines need not compile
+    it."""
     target, last = offer.target, offer.tokenizer.eos_token_id
     endings = ending_tokens(target) or (() if last is None else (last,))
     try:
@@ -85,7 +85,7 @@ def prepared(
 
 
 def _common_multiple(schema: Any) -> int:
-    """The least common multiple of every `multipleOf` in a schema, without their powers of ten."""
+    """The least common multiple of all `multipleOf` values in a schema, ignoring powers of ten."""
     common, remaining = 1, [schema]
     while remaining and common <= MOST_MULTIPLE:
         part = remaining.pop()
@@ -105,7 +105,7 @@ MOST_CHOICES = 256
 
 
 def guided_fields(offer: Offer) -> dict[str, Field]:
-    """The fields for guided answers: each way under its older name, and all of them in
+    """The fields for guided decoding: one per kind of guide, and all kinds inside
     `structured_outputs`."""
     most = offer.limits.max_schema_length
     text = Text(most, least=1)
@@ -123,7 +123,8 @@ def guided_fields(offer: Offer) -> dict[str, Field]:
 
 
 def guided_by(offer: Offer, fields: Mapping[str, Any]) -> Grammar | None:
-    """The grammar of `response_format` or of a guided answer; only one of them may be there."""
+    """The grammar from `response_format` or from a field for guided decoding; more than one is
+    refused."""
     asked = {f"guided_{name}": (name, fields[f"guided_{name}"]) for name in WAYS}
     for name, value in (fields["structured_outputs"] or {}).items():
         asked[f"structured_outputs.{name}"] = (name, value)
@@ -139,7 +140,7 @@ def guided_by(offer: Offer, fields: Mapping[str, Any]) -> Grammar | None:
 
 
 def _grammar(offer: Offer, name: str, value: Any, where: str) -> Grammar:
-    """The grammar of one way to guide an answer."""
+    """The grammar for one field for guided decoding."""
     if name == "json":
         return prepared(offer, compiled(_schema(value, where), where), where)
     if name == "json_object":
@@ -157,7 +158,7 @@ def _grammar(offer: Offer, name: str, value: Any, where: str) -> Grammar:
 
 
 def _schema(value: Any, where: str) -> Mapping[str, Any]:
-    """A schema, which may be given as JSON text."""
+    """A JSON schema; it may be given as JSON text."""
     if isinstance(value, str):
         try:
             value = json.loads(value)

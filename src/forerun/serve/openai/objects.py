@@ -1,4 +1,4 @@
-"""JSON objects: read from bytes, and checked against a table of fields.
+"""JSON objects: parsed from bytes, and checked against a table of fields.
 
 A field that is not in the table is an error that names it.
 """
@@ -17,7 +17,7 @@ from forerun.serve.openai.fields import Kind, Schema, safe, wrong_type, wrong_va
 
 @dataclass(frozen=True)
 class Field:
-    """One field of an object; null counts as left out."""
+    """One field of an object; null counts as absent."""
 
     kind: Kind
     about: str = ""
@@ -27,9 +27,10 @@ class Field:
 
 @dataclass(frozen=True)
 class Object:
-    """An object whose fields are those of a table and no others.
+    """An object with the fields of a table and no others.
 
-    refused: fields of OpenAI that cannot be honoured, each with the reason; null is harmless.
+    refused: OpenAI's fields that cannot be honoured, each with the reason; null is accepted for
+    them.
     """
 
     fields: Mapping[str, Field]
@@ -39,7 +40,7 @@ class Object:
         return isinstance(value, Mapping)
 
     def check(self, value: Any, where: str = "") -> dict[str, Any]:
-        """The values of all fields by name, with defaults for those left out."""
+        """The values of all fields by name, with defaults for those that are absent."""
         if not isinstance(value, Mapping):
             raise wrong_type(value, where or "body", "an object")
         inside = f"{where}." if where else ""
@@ -59,7 +60,8 @@ class Object:
         return read
 
     def _unknown(self, name: str, inside: str) -> ApiError:
-        """The error for a field that is not in the table, with the reason or the nearest name."""
+        """The error for a field that is not in the table: the reason why it is refused, or the most
+        similar name."""
         where = inside + safe(str(name))
         if reason := self.refused.get(name):
             message = f"'{where}' cannot be honoured: {reason}"
@@ -70,7 +72,7 @@ class Object:
         return ApiError(message, param=where, code="unknown_parameter")
 
     def schema(self) -> Schema:
-        """The table as JSON Schema; refused fields may be null."""
+        """The table as JSON Schema. Refused fields may only be null."""
         properties = {name: _property(entry) for name, entry in self.fields.items()}
         for name, reason in self.refused.items():
             properties[name] = {"type": "null", "description": f"Refused: {reason}"}
@@ -85,7 +87,7 @@ class Object:
 
 @dataclass(frozen=True)
 class Tagged:
-    """One of several objects, told apart by a field such as "type"."""
+    """One of several kinds of object; a field such as "type" says which."""
 
     tag: str
     options: Mapping[str, Object]
@@ -95,7 +97,7 @@ class Tagged:
         return isinstance(value, Mapping)
 
     def check(self, value: Any, where: str) -> dict[str, Any]:
-        """The fields of the object that the tag names, the tag included."""
+        """Check a value as the object that its tag names. Returns its fields, including the tag."""
         if not isinstance(value, Mapping):
             raise wrong_type(value, where, "an object")
         tag = value.get(self.tag)
@@ -110,7 +112,7 @@ class Tagged:
         return {"anyOf": [self._option(name, option) for name, option in self.options.items()]}
 
     def _option(self, name: str, option: Object) -> Schema:
-        """The schema of one of the objects, with its tag."""
+        """The schema of one of the objects, including its tag."""
         schema = option.schema()
         tag: Schema = {"const": name} if name != self.default else {"enum": [name, None]}
         required = [self.tag] if name != self.default else []
@@ -122,7 +124,7 @@ class Tagged:
 
 
 def _property(entry: Field) -> Schema:
-    """The schema of a field; one that may be left out may be null."""
+    """The schema of a field; null is allowed unless the field is required."""
     schema = entry.kind.schema()
     if not entry.required:
         schema = {"anyOf": [*schema.get("anyOf", [schema]), {"type": "null"}]}
@@ -132,10 +134,10 @@ def _property(entry: Field) -> Schema:
 
 
 def parse_object(body: bytes, max_values: int | None = None) -> dict[str, Any]:
-    """Parse a JSON object; anything that JSON gives no meaning to is refused.
+    """Parse a JSON object; NaN, duplicate keys and the like are refused.
 
-    max_values: a body that holds more, each text, list and object counted as `WEIGHT`, is refused
-    before it is parsed.
+    max_values: a body with more values is refused before it is parsed; each string, list and object
+    counts as `WEIGHT` values.
     """
     if max_values is not None and _has_more_values(body, max_values):
         message = (
@@ -169,7 +171,7 @@ WEIGHT = 4
 
 
 def _has_more_values(body: bytes, most: int) -> bool:
-    """Whether a body holds more values than this, counted by its punctuation in a few
+    """Whether a body holds more values than this, estimated from its punctuation in a few
     milliseconds."""
     if _weight(body, body.count(b'"') // 2) <= most:
         return False
@@ -196,5 +198,5 @@ def _without_repeats(pairs: Sequence[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def no_json(reason: str) -> ApiError:
-    """The error for a body that is no JSON object."""
+    """The error for a body that is not a JSON object."""
     return ApiError(f"The body is not a valid JSON object: {reason}.", code="invalid_json")

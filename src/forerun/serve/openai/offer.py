@@ -11,7 +11,7 @@ from forerun.models.base import LanguageModel, generation_defaults
 
 
 def defaults_of(target: Any) -> dict[str, float]:
-    """The values of the model's `generation_config`, as far as it has any."""
+    """The sampling defaults in the model's `generation_config`."""
     stated = getattr(target, "generation_defaults", None)
     return generation_defaults(getattr(target, "model", None)) if stated is None else stated
 
@@ -40,11 +40,11 @@ class Limits:
 
 @dataclass(frozen=True)
 class Offer:
-    """What routes know about the server that they belong to.
+    """What routes know about their server.
 
-    drafters: names that `speculation.drafter` may have, the usual one first; "none" drafts nothing.
-    rules: names that `speculation.rule` may have, the usual one first.
-    other_names: names of the model beside its id.
+    drafters: allowed names for `speculation.drafter`, the default first; "none" drafts nothing.
+    rules: allowed names for `speculation.rule`, the default first.
+    other_names: names of the model in addition to its id.
     """
 
     target: LanguageModel
@@ -61,7 +61,7 @@ class Offer:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """The id of the model, and its other names."""
+        """The model's id, and its other names."""
         return (self.name, *self.other_names)
 
     @property
@@ -83,11 +83,10 @@ class Offer:
 
     @cached_property
     def defaults(self) -> dict[str, float]:
-        """The model's own values of sampling options; for the others, OpenAI's hold."""
+        """The model's own defaults for sampling options; the others have OpenAI's defaults."""
         return defaults_of(self.target)
 
     @cached_property
     def longest_token(self) -> int:
-        """The number of characters of the longest token, or more, because tokenizers write a byte
-        as a character."""
+        """An upper bound on the characters in one token; exact counts are not needed."""
         return max(map(len, self.tokenizer.get_vocab()))

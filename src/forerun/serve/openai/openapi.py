@@ -1,4 +1,4 @@
-"""The OpenAPI document, made from the tables that bodies are read by."""
+"""Makes the OpenAPI document from the same tables that bodies are checked by."""
 
 from __future__ import annotations
 
@@ -147,7 +147,7 @@ class Document:
 
 
 def document(routes: Sequence[Described], *, has_keys: bool) -> dict[str, Any]:
-    """The description of an API with these routes, and of what every server has."""
+    """The OpenAPI document for these routes and for those that every server has."""
     paths = {route.path: {"post": _post(route.path, route.body)} for route in routes}
     paths |= {
         "/v1/models": {"get": _get("The models of this server.", MODELS)},
@@ -184,7 +184,7 @@ def document(routes: Sequence[Described], *, has_keys: bool) -> dict[str, Any]:
 
 
 def _post(path: str, body: Object) -> dict[str, Any]:
-    """The description of a route that takes a body."""
+    """The description of a POST route."""
     content: dict[str, Any] = {JSON: {"schema": OBJECTS[path]}}
     if "stream" in body.fields:
         content[EVENTS] = {"schema": {}}  # events differ from route to route
@@ -208,8 +208,7 @@ def _get(
     kinds: Sequence[str] = (JSON,),
     is_probe: bool = False,
 ) -> dict[str, Any]:
-    """The description of a route without a body; is_probe: bad news has the same shape as good
-    news."""
+    """The description of a GET route. is_probe: a 503 has the same shape as a success."""
     answer = {"description": "The answer.", "content": {kind: {"schema": schema} for kind in kinds}}
     unwell = {"503": {**answer, "description": REFUSALS["503"]}} if is_probe else {}
     operation: dict[str, Any] = {

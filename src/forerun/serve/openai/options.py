@@ -1,4 +1,4 @@
-"""Fields that several routes share: which model, how tokens are chosen, how it is speculated."""
+"""The fields that several routes share: the model, sampling options, and speculation."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def common_fields(offer: Offer) -> dict[str, Field]:
 
 
 def sampling_fields(offer: Offer) -> dict[str, Field]:
-    """The fields that say how tokens are chosen, and where an answer ends."""
+    """The fields that say how tokens are sampled and where an answer ends."""
     limits = offer.limits
     stop = Text(limits.max_stop_length, least=1)
     table = {
@@ -107,7 +107,8 @@ def sampling_fields(offer: Offer) -> dict[str, Field]:
 
 
 def _usable(entry: Field, name: str, value: float) -> Any:
-    """A default of the model's, as far as a client could ask for the same value."""
+    """The model's default for a field, if a client would be allowed to send that value; else
+    None."""
     try:
         return entry.kind.check(value, name)
     except ApiError as error:
@@ -117,13 +118,13 @@ def _usable(entry: Field, name: str, value: float) -> Any:
 
 
 def usual_tokens(offer: Offer, otherwise: int) -> int:
-    """The number of new tokens where a request does not give one: the model's own default if it has
-    one."""
+    """The limit on new tokens if a request gives none: the model's own default, or else
+    `otherwise`."""
     return min(int(offer.defaults.get("max_new_tokens", otherwise)), offer.max_tokens)
 
 
 def _speculation(offer: Offer) -> Either:
-    """The field `speculation`: an object of names and lengths, or a flag."""
+    """The field `speculation`: an object with drafter, rule and length, or a boolean."""
     limits = offer.limits
     table = {
         "drafter": Field(Choice(offer.drafters), "One of the server's."),
@@ -147,8 +148,8 @@ def speculation_of(fields: Mapping[str, Any]) -> Speculation:
 def options_of(
     fields: Mapping[str, Any], sampling: Sampling, max_new_tokens: int, logprobs: int | None
 ) -> AnswerOptions:
-    """The options of an answer that all routes read alike, and three further ones that they read
-    differently."""
+    """The options of an answer. sampling, max_new_tokens and logprobs are given because routes read
+    them differently."""
     asked = fields["speculation"]
     length = asked.get("draft_length") if isinstance(asked, Mapping) else None
     return AnswerOptions(
@@ -165,7 +166,7 @@ def options_of(
 
 
 def sampling_of(offer: Offer, fields: Mapping[str, Any], grammar: Any = None) -> Sampling:
-    """The options with a seed: the client's, or one drawn here."""
+    """The sampling options, with the client's seed or one that is drawn here."""
     if grammar is not None and fields["min_tokens"]:
         message = (
             "'min_tokens' cannot be honoured together with a format or with calls in a form of "
@@ -212,7 +213,7 @@ def check_model(offer: Offer, name: str | None) -> None:
 
 
 def check_choices(offer: Offer, num_prompts: int, n: int) -> None:
-    """Refuse a request for more choices than the server gives."""
+    """Refuse a request for more choices than the server allows."""
     most = offer.limits.max_choices
     if num_prompts * n > most:
         received = f"{num_prompts} x {n}"
@@ -220,7 +221,7 @@ def check_choices(offer: Offer, num_prompts: int, n: int) -> None:
 
 
 def tokens_of(offer: Offer, prompt: Any, where: str) -> list[int]:
-    """The tokens of a text or of ids; an `ApiError` if they are refused."""
+    """The token ids of a prompt given as text or ids; raises an `ApiError` if it is refused."""
     if isinstance(prompt, str):
         check_length(offer, prompt, where)
     try:
@@ -230,7 +231,8 @@ def tokens_of(offer: Offer, prompt: Any, where: str) -> list[int]:
 
 
 def check_length(offer: Offer, text: str, where: str) -> None:
-    """Refuse a text that cannot fit, because tokenising it would hold up others."""
+    """Refuse a text that is certainly too long, before it is tokenised, which would delay
+    others."""
     longest = offer.max_context
     if longest is not None and len(text) > longest * offer.longest_token:
         message = (
@@ -241,7 +243,7 @@ def check_length(offer: Offer, text: str, where: str) -> None:
 
 
 def room_for(offer: Offer, prompt: list[int], where: str) -> int:
-    """The number of tokens that fit behind a prompt; a prompt that leaves no room is refused."""
+    """How many tokens fit after a prompt; a prompt that leaves no room is refused."""
     longest, most = offer.max_context, offer.max_tokens
     if longest is None:
         return most
@@ -255,7 +257,7 @@ def room_for(offer: Offer, prompt: list[int], where: str) -> int:
 
 
 def stream_options() -> Field:
-    """The field `stream_options`, of the routes that stream chunks."""
+    """The field `stream_options` of routes that stream chunks."""
     table = {
         "include_usage": Field(Flag(), "A last chunk with the counts.", False),
         "continuous_usage_stats": Field(
@@ -267,7 +269,8 @@ def stream_options() -> Field:
 
 
 def counts_of(fields: Mapping[str, Any]) -> dict[str, bool]:
-    """What an `Ask` is to count; options without the option that they belong to are refused."""
+    """The options of an `Ask` that say which chunks have token counts. An option without the one it
+    depends on is refused."""
     options = fields["stream_options"]
     if options is None:
         return {}

@@ -1,4 +1,4 @@
-"""What the replies of all routes share: counts, reasons to end, and the tokens of a choice."""
+"""What the replies of all routes share: token counts, finish reasons, and tokens as text."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ LEAST_LOGPROB = -9999.0  # what OpenAI writes for a token that cannot come
 
 
 class Words:
-    """Turns tokens into the texts and bytes that replies show; a token need not be whole
-    characters."""
+    """Turns tokens into the texts and bytes that replies show. A token may be part of a
+    character."""
 
     def __init__(self, tokenizer: Any) -> None:
         self.bytes = partial(token_bytes, tokenizer)
 
     def text(self, token: int) -> str:
-        """The token as text; part of a character as OpenAI writes it: "bytes:\\xf0\\x9f"."""
+        """The token as text; for part of a character, OpenAI's notation "bytes:\\xf0\\x9f"."""
         raw = self.bytes(token)
         try:
             return raw.decode()
@@ -31,7 +31,7 @@ class Words:
             return "bytes:" + "".join(f"\\x{byte:02x}" for byte in raw)
 
     def chat_logprobs(self, tokens: Sequence[TokenLogprob]) -> list[dict[str, Any]]:
-        """Log-probabilities as in chat completions and responses."""
+        """Log-probabilities in the format of chat completions and responses."""
         return [
             {
                 **self._entry(entry.token, entry.logprob),
@@ -50,7 +50,8 @@ class Words:
     def completion_logprobs(
         self, tokens: Sequence[TokenLogprob], offsets: Sequence[int], num_top: int
     ) -> dict[str, Any]:
-        """Log-probabilities as in completions; offsets: where in the text each token begins."""
+        """Log-probabilities in the format of completions. offsets: where in the text each token
+        begins."""
         return {
             "tokens": [self.text(entry.token) for entry in tokens],
             "token_logprobs": [max(entry.logprob, LEAST_LOGPROB) for entry in tokens],
@@ -59,7 +60,8 @@ class Words:
         }
 
     def _table(self, entry: TokenLogprob) -> dict[str, float]:
-        """The likeliest tokens and the one that came; of two with the same text, the likelier."""
+        """The log-probabilities of the likeliest tokens and of the sampled one, by text. If two
+        tokens have the same text, the likelier counts."""
         table: dict[str, float] = {}
         for token, logprob in (*entry.top, (entry.token, entry.logprob)):
             table.setdefault(self.text(token), max(logprob, LEAST_LOGPROB))
@@ -77,7 +79,7 @@ FINISHES = {
 
 
 def finish_of(reason: str) -> str:
-    """OpenAI's word for the reason why an answer ended; a failure is raised."""
+    """OpenAI's finish reason for ours; raises if the answer failed."""
     if reason in FINISHES:
         return FINISHES[reason]
     if reason == "error":
@@ -88,7 +90,7 @@ def finish_of(reason: str) -> str:
 
 
 def usage(offer: Offer, ask: Ask, answers: Sequence[Generation]) -> dict[str, Any]:
-    """The token counts of a request, over all its choices; a prompt counts once."""
+    """The token counts of a request, over all its choices; each prompt counts once."""
     num_prompt = sum(map(len, ask.prompts))
     num_new = sum(len(answer.tokens) for answer in answers)
     return {
@@ -101,7 +103,7 @@ def usage(offer: Offer, ask: Ask, answers: Sequence[Generation]) -> dict[str, An
 
 
 class ChunkUsage:
-    """The field `usage` of the chunks before the last: left out, null, or the counts so far."""
+    """The field `usage` of all chunks but the last: absent, null, or the counts so far."""
 
     def __init__(self, ask: Ask) -> None:
         self._ask = ask
@@ -113,7 +115,7 @@ class ChunkUsage:
         self._num_new += len(piece.tokens)
 
     def field(self) -> dict[str, Any]:
-        """The field for the next chunk, if it has one."""
+        """The field for the next chunk; empty if it is absent."""
         if not self._ask.includes_usage:
             return {}
         if not self._ask.counts_in_chunks:
@@ -127,13 +129,14 @@ class ChunkUsage:
 
 
 def num_cached(ask: Ask, answers: Sequence[Generation]) -> int:
-    """The number of prompt tokens that none of the samples of a prompt had to compute."""
+    """How many prompt tokens were reused from earlier texts, counting for each prompt the fewest of
+    its samples."""
     reused = [answer.stats.num_reused for answer in answers]
     return sum(min(reused[i : i + ask.n]) for i in range(0, len(reused), ask.n))
 
 
 def speculation(offer: Offer, ask: Ask, answers: Sequence[Generation]) -> dict[str, Any]:
-    """The figures of speculation for a request."""
+    """The speculation statistics of a request, over all its choices."""
     rounds = sum(answer.stats.rounds for answer in answers)
     drafted = sum(answer.stats.drafted for answer in answers)
     accepted = sum(answer.stats.accepted for answer in answers)
@@ -151,12 +154,10 @@ def speculation(offer: Offer, ask: Ask, answers: Sequence[Generation]) -> dict[s
 
 
 class Track:
-    """The tokens of one choice as they come: the place of each in the text, and its own part of the
-    text.
+    """Finds the offset of each token of one choice, and the part of the text that it adds.
 
-    It reads the tokens as the engine's own text does, so a part of a token's text appears when
-    the engine shows it: not before a character is complete, nor while a stop string may begin.
-    Where neither log-probabilities nor fates are asked for it does nothing.
+    It releases text as the engine does: only when a character is complete and cannot begin a stop
+    string. It does nothing unless log-probabilities or fates are asked for.
     """
 
     def __init__(self, offer: Offer, ask: Ask) -> None:
@@ -173,8 +174,8 @@ class Track:
         *,
         final: bool,
     ) -> tuple[list[int], list[dict[str, Any]]]:
-        """The offsets of the tokens, and their parts: {"text", "fate", "logprob" where asked
-        for}."""
+        """Take new tokens. Returns their offsets, and their parts: {"text", "fate", "logprob" if
+        asked for}."""
         if not self._is_on:
             return [], []
         self._fates += fates
@@ -203,7 +204,7 @@ class Track:
 
 
 def offsets_of(tokenizer: Any, tokens: Sequence[int]) -> list[int]:
-    """The places in their text at which the tokens of a prompt begin."""
+    """The character offsets at which the tokens of a prompt begin."""
     text, offsets = TextStream(tokenizer), []
     for token in tokens:
         offsets.append(len(text.shown))
@@ -214,7 +215,7 @@ def offsets_of(tokenizer: Any, tokens: Sequence[int]) -> list[int]:
 def told_fates(
     tokens: Sequence[int], fates: Sequence[Fate], parts: list[dict[str, Any]]
 ) -> dict[str, Any]:
-    """The extra fields of a choice where fates are asked for."""
+    """The extra fields of a choice if fates are asked for."""
     return {
         "token_ids": list(tokens),
         "fates": [fate.value for fate in fates],

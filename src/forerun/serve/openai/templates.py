@@ -1,4 +1,4 @@
-"""Chat messages, checked and put into words by the model's own template."""
+"""Checks chat messages and renders them with the model's own chat template."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ MESSAGE = Tagged(
 
 
 def text_of(content: str | Sequence[Mapping[str, Any]] | None) -> str:
-    """The text of a content; its parts are joined without anything between them."""
+    """The text of a message's content; text parts are joined without separators."""
     if content is None or isinstance(content, str):
         return content or ""
     return "".join(part["text"] for part in content)
@@ -86,14 +86,14 @@ def chat_tokens(
     where: str = "messages",
     begins_answer: bool = True,
 ) -> list[int]:
-    """The tokens of a conversation, up to where the model's answer begins."""
+    """The token ids of a conversation, up to where the model's answer begins."""
     text = chat_text(offer, messages, tools=tools, where=where, begins_answer=begins_answer)
     return worded_tokens(offer, text, where)
 
 
 def worded_tokens(offer: Offer, text: str, where: str = "messages") -> list[int]:
-    """The tokens of a conversation in the words of the template, which has already written the
-    special ones."""
+    """The token ids of a rendered conversation, to which the template has already added special
+    tokens."""
     check_length(offer, text, where)
     ids = offer.tokenizer.encode(text, add_special_tokens=False)
     return tokens_of(offer, ids, where)
@@ -108,9 +108,9 @@ def chat_text(
     begins_answer: bool = True,
     options: Mapping[str, Any] | None = None,
 ) -> str:
-    """A conversation in the words of the model's template.
+    """A conversation rendered by the model's template.
 
-    options: variables of the template, and what else `apply_chat_template` takes.
+    options: variables of the template, and further arguments of `apply_chat_template`.
     """
     template = template_of(offer, tools)
     _check_calls(messages, where)
@@ -132,7 +132,7 @@ def chat_text(
 
 
 def _worded(message: Mapping[str, Any], template: str, where: str) -> dict[str, Any]:
-    """A message in the form that templates expect; fields that the template does not read are
+    """A message in the form that templates expect. Fields that the template does not read are
     refused."""
     role = message["role"]
     if role == "developer" and "developer" not in template:
@@ -162,7 +162,7 @@ def _worded(message: Mapping[str, Any], template: str, where: str) -> dict[str, 
 
 
 def _call(call: Mapping[str, Any], where: str) -> dict[str, Any]:
-    """A call with its arguments as an object, as templates write them out."""
+    """A tool call with its arguments as an object, which templates expect."""
     function = call["function"]
     try:
         arguments = json.loads(function["arguments"] or "{}")
@@ -176,7 +176,7 @@ def _call(call: Mapping[str, Any], where: str) -> dict[str, Any]:
 
 
 def _check_calls(messages: Sequence[Mapping[str, Any]], where: str) -> None:
-    """Refuse a tool message that does not answer an earlier call, by its name if it has one."""
+    """Refuse a tool message that answers no earlier call, or has the wrong name."""
     made: dict[str, str] = {}
     for place, message in enumerate(messages):
         for call in message.get("tool_calls") or ():

@@ -1,4 +1,5 @@
-"""Models that think before they answer: how that is asked for, and where in the text it ends."""
+"""Models that think before they answer: the options for this, and separating thoughts from the
+answer."""
 
 from __future__ import annotations
 
@@ -24,13 +25,13 @@ MOST_OPTIONS = 4_096  # characters of `chat_template_kwargs`
 
 @dataclass(frozen=True)
 class Thought:
-    """A part of the thoughts of a model."""
+    """A part of a model's thoughts."""
 
     text: str
 
 
 def thinking_fields() -> dict[str, Field]:
-    """The fields that say whether a model thinks first, and how much."""
+    """The fields that say whether and how much a model thinks before it answers."""
     return {
         "chat_template_kwargs": Field(
             Json(MOST_OPTIONS), "Variables of the model's chat template, by name."
@@ -46,8 +47,7 @@ def thinking_fields() -> dict[str, Field]:
 def template_options(
     template: str, fields: Mapping[str, Any], effort_field: str = "reasoning_effort"
 ) -> dict[str, Any]:
-    """The variables that a request sets in a chat template; refused if the template does not read
-    them."""
+    """The template variables that a request sets; refused if the template does not read them."""
     options = dict(fields.get("chat_template_kwargs") or {})
     for name in options:
         if name in RESERVED or not _reads(template, name):
@@ -86,18 +86,19 @@ def _unread(where: str) -> ApiError:
 
 
 def is_thinking(prompt: str) -> bool:
-    """Whether a text ends in the middle of thoughts."""
+    """Whether a text ends inside a thought."""
     return prompt.rfind(OPEN) > prompt.rfind(CLOSE)
 
 
 def thoughts_of(
     template: str, prompt: str, grammar: Any, begun: str = ""
 ) -> dict[str, bool] | None:
-    """A reader of the thoughts in an answer; None where the model has none.
+    """The arguments of a `ThoughtReader` for an answer; None if the model does not think.
 
-    They have begun where the template has opened them, or the answer's beginning has.  A grammar
-    leaves no room for any.
-    prompt: the conversation in the template's words.  begun: the beginning of the answer.
+    Thoughts have begun if the prompt or the given beginning of the answer ends inside them. A
+    grammar leaves no room for thoughts.
+    prompt: the rendered conversation.
+    begun: the beginning of the answer, if it was given.
     """
     if CLOSE not in template:
         return None
@@ -106,10 +107,10 @@ def thoughts_of(
 
 
 class ThoughtReader:
-    """Tells thoughts from the answer in a text that comes in pieces, wherever it is divided.
+    """Separates thoughts from the answer in a text that arrives in arbitrary pieces.
 
-    Thoughts are at the beginning, and white space beside their tags is not passed on.  Tags that
-    never close leave thoughts alone.
+    Thoughts come first. White space next to their tags is dropped. If the closing tag never comes,
+    all text counts as thoughts.
     """
 
     def __init__(self, *, is_inside: bool) -> None:
@@ -119,8 +120,8 @@ class ThoughtReader:
         self._held = ""
 
     def push(self, text: str, *, final: bool = False) -> list[str | Thought]:
-        """The next text, divided into thoughts and parts of the answer; final: no more text
-        follows."""
+        """Add text. Returns what is certain by now, as thoughts and parts of the answer. final: no
+        more text follows."""
         self._held += text
         told: list[str | Thought] = []
         if not self._is_over and not self._is_inside:
@@ -132,7 +133,7 @@ class ThoughtReader:
         return told
 
     def _begin(self, *, final: bool) -> None:
-        """Find out whether the text begins with a tag."""
+        """Find out whether the text begins with the opening tag."""
         begin = self._held.lstrip()
         if begin.startswith(OPEN):
             self._is_inside, self._held = True, begin[len(OPEN) :]
@@ -140,7 +141,7 @@ class ThoughtReader:
             self._is_over, self._is_at_edge = True, False
 
     def _thoughts(self, *, final: bool) -> list[Thought]:
-        """The part of the text so far that is certainly a thought."""
+        """The part of the pending text that certainly belongs to the thoughts."""
         before, tag, after = self._held.partition(CLOSE)
         shown = before.lstrip() if self._is_at_edge else before
         if tag or final:
@@ -160,7 +161,8 @@ class ThoughtReader:
 
 
 def _num_kept(text: str) -> int:
-    """How many characters at the end may begin the closing tag, white space before it included."""
+    """The number of characters at the end that might begin the closing tag, with the white space
+    before."""
     for size in range(min(len(CLOSE) - 1, len(text)), 0, -1):
         if CLOSE.startswith(text[-size:]):
             return len(text) - len(text[:-size].rstrip())

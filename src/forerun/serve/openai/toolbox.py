@@ -1,4 +1,4 @@
-"""`tools` and `tool_choice`: what a model may call, must call, and is shown."""
+"""`tools` and `tool_choice`: which functions a model is shown, may call, or must call."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ NAME = r"[a-zA-Z0-9_.-]+"
 
 
 def tool_fields(offer: Offer) -> dict[str, Field]:
-    """The fields of a chat for tools; a function lies inside an object of its own."""
+    """The fields of a chat request for tools; each function is a nested object."""
     limits = offer.limits
     name = Field(Text(NAME_LENGTH, least=1), required=True)
     function = Object(
@@ -46,7 +46,7 @@ def tool_fields(offer: Offer) -> dict[str, Field]:
 
 
 def flat_tool_fields(offer: Offer) -> dict[str, Field]:
-    """The fields of a response for tools; a function's fields lie beside its type."""
+    """The fields of a /v1/responses request for tools; a function's fields are beside its type."""
     nested = tool_fields(offer)
     name = Field(Text(NAME_LENGTH, least=1), required=True)
     function = Object(
@@ -73,7 +73,7 @@ def flat_tool_fields(offer: Offer) -> dict[str, Field]:
 
 
 def nested_tools(fields: Mapping[str, Any]) -> dict[str, Any]:
-    """The tools of a response in the form of those of a chat."""
+    """The tools of a /v1/responses request in the format of chat requests."""
     choice = fields["tool_choice"]
     if isinstance(choice, Mapping):
         choice = {"type": "function", "function": {"name": choice["name"]}}
@@ -85,7 +85,7 @@ def nested_tools(fields: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def both_format_and_tools(where: str) -> ApiError:
-    """The refusal of a request that wants a format and also tools."""
+    """The error for a request that wants both a format and tools."""
     message = (
         f"'{where}' cannot be honoured together with 'tools': an answer in that format could not "
         "call one. Leave out one of the two."
@@ -97,8 +97,9 @@ def both_format_and_tools(where: str) -> ApiError:
 class Toolbox:
     """The tools of a request.
 
-    shown: what the chat template is given.  functions: those that may be called.
-    grammar: what forces a call, or its form; None where the model is free.
+    shown: the tools that the chat template is given.
+    functions: the functions that may be called.
+    grammar: forces a call, or the form of calls; None if the model is free.
     """
 
     shown: Sequence[Mapping[str, Any]] | None = None
@@ -108,7 +109,7 @@ class Toolbox:
 
     @classmethod
     def of(cls, offer: Offer, fields: Mapping[str, Any]) -> Toolbox:
-        """The tools that a request's fields describe; an `ApiError` for whatever cannot be
+        """Read the tools from a request's fields; raises an `ApiError` for what cannot be
         honoured."""
         tools, choice = fields["tools"] or [], fields["tool_choice"]
         if not tools:
@@ -140,8 +141,7 @@ class Toolbox:
 
 
 def _check_functions(functions: Sequence[Mapping[str, Any]]) -> None:
-    """Refuse functions whose names cannot be written or occur twice, or whose schemas cannot be
-    compiled."""
+    """Refuse functions with invalid or repeated names, or with schemas that cannot be compiled."""
     seen: set[str] = set()
     for place, function in enumerate(functions):
         where = f"tools[{place}].function"
@@ -154,7 +154,7 @@ def _check_functions(functions: Sequence[Mapping[str, Any]]) -> None:
 
 
 def _writing(offer: Offer, tools: Sequence[Mapping[str, Any]]) -> Writing:
-    """The way in which this model writes calls, by its chat template."""
+    """How this model writes calls, judged by its chat template; refuses models that cannot call."""
     template = template_of(offer, tools)
     if not re.search(r"\btools\b", template):
         reason = "its chat template does not show them to the model"
@@ -167,7 +167,7 @@ def _writing(offer: Offer, tools: Sequence[Mapping[str, Any]]) -> Writing:
 
 
 def _shown(function: Mapping[str, Any]) -> dict[str, Any]:
-    """A tool in the form that templates write out: only what the client sent."""
+    """A tool in the form that templates expect, with only the fields that the client sent."""
     told = ("name", "description", "parameters")
     inner = {name: function[name] for name in told if function[name] is not None}
     return {"type": "function", "function": inner}
@@ -176,7 +176,7 @@ def _shown(function: Mapping[str, Any]) -> dict[str, Any]:
 def _named(
     functions: Sequence[Mapping[str, Any]], choice: Mapping[str, Any]
 ) -> list[Mapping[str, Any]]:
-    """The functions restricted to the one that `tool_choice` names."""
+    """Only the function that `tool_choice` names, as a list."""
     name = choice["function"]["name"]
     chosen = [function for function in functions if function["name"] == name]
     if not chosen:
@@ -188,8 +188,8 @@ def _named(
 def _grammar(
     writing: Writing, functions: Sequence[Mapping[str, Any]], *, is_forced: bool, is_one: bool
 ) -> Grammar:
-    """The grammar of calls. Forced calls keep to their schemas; if the model is free to call, only
-    strict functions do."""
+    """The grammar of calls. Forced calls must match their schemas; if the model is free to call,
+    only strict functions must."""
     schemas = [
         {
             "name": function["name"],

@@ -1,8 +1,8 @@
-"""Tool calls in the text of a model: how they are written, forced and read back.
+"""Tool calls in a model's text: how they are written, forced by grammars, and parsed.
 
-Two ways of writing cover the usual families.  Hermes and Qwen write
-`<tool_call>{"name": ..., "arguments": {...}}</tool_call>` between other text; Llama 3 answers with
-nothing but `{"name": ..., "parameters": {...}}`.
+Two notations cover the usual model families. Hermes and Qwen write `<tool_call>{"name": ...,
+"arguments": {...}}</tool_call>` between other text; Llama 3 answers with only
+`{"name": ..., "parameters": {...}}`.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ Told = str | Call
 
 
 class Reader(Protocol):
-    """Finds the calls in a text that comes in pieces, wherever it is divided."""
+    """Finds the calls in a text that arrives in arbitrary pieces."""
 
     def push(self, text: str) -> list[Told]: ...
 
@@ -40,22 +40,23 @@ class Reader(Protocol):
 
 
 class Writing(Protocol):
-    """The way in which a family of models writes calls."""
+    """How a family of models writes calls."""
 
     def reader(self, names: Iterable[str]) -> Reader: ...
 
     def grammar(
         self, functions: Sequence[Mapping[str, Any]], *, is_forced: bool, is_one: bool
     ) -> Grammar:
-        """The grammar of answers whose calls keep to the descriptions of the functions.
+        """A grammar for answers whose calls match the descriptions of the functions.
 
-        is_forced: there is a call and nothing else.  is_one: there is at most one.
+        is_forced: the answer must consist of calls only.
+        is_one: there is at most one call.
         """
         ...
 
 
 def writing_of(template: str) -> Writing | None:
-    """The way in which a model with this chat template writes calls; None if that is not known."""
+    """How a model with this chat template writes calls; None if unknown."""
     if OPEN in template:
         return Hermes()
     is_llama = "<|python_tag|>" in template or "<|start_header_id|>" in template
@@ -63,7 +64,7 @@ def writing_of(template: str) -> Writing | None:
 
 
 class Hermes:
-    """Calls between tags, as Hermes and Qwen models write them."""
+    """The notation of Hermes and Qwen models: calls between tags."""
 
     def reader(self, names: Iterable[str]) -> HermesReader:
         return HermesReader(frozenset(names))
@@ -84,7 +85,7 @@ class Hermes:
 
 
 class HermesReader:
-    """Finds calls between tags; text outside the tags is passed on, without the white space next to
+    """Finds calls between tags. Text outside the tags is returned, without the white space next to
     a call."""
 
     def __init__(self, names: frozenset[str]) -> None:
@@ -94,7 +95,7 @@ class HermesReader:
         self._after_call = False
 
     def push(self, text: str) -> list[Told]:
-        """The text and the calls that are certain by now."""
+        """Add text. Returns the text and the calls that are certain by now."""
         told: list[Told] = []
         self._held += text
         while True:
@@ -120,7 +121,8 @@ class HermesReader:
                 self._held = text[end + len(CLOSE) :]
 
     def end(self) -> list[Told]:
-        """The text and the calls that were still held back; a call may lack its closing tag."""
+        """Return the text and the calls that were still held back; a call may lack its closing
+        tag."""
         told: list[Told] = []
         while self._inside is not None:
             text, tag, after = self._inside, "", ""
@@ -131,14 +133,14 @@ class HermesReader:
         return told + self._pass_on(final=True)
 
     def _close(self, text: str, tag: str) -> list[Told]:
-        """The call that ends here, or its text unchanged if it is no call."""
+        """Parse the call that ends here. If it is not a call, its text is returned unchanged."""
         self._inside = None
         call = call_of(_read(text), "arguments", self._names)
         self._after_call = call is not None
         return [OPEN + text + tag] if call is None else [call]
 
     def _pass_on(self, *, final: bool) -> list[Told]:
-        """The part that is certainly text."""
+        """Return the part of the pending text that is certainly not a call."""
         if self._after_call:
             self._held = self._held.lstrip()
         kept = 0 if final else _num_kept(self._held)
@@ -150,8 +152,8 @@ class HermesReader:
 
 
 def _num_kept(text: str) -> int:
-    """The number of characters at the end that may be the beginning of a tag, including white space
-    before it."""
+    """The number of characters at the end that might begin a tag, with the white space before
+    them."""
     for size in range(min(len(OPEN) - 1, len(text)), 0, -1):
         if OPEN.startswith(text[-size:]):
             return len(text) - len(text[:-size].rstrip())
@@ -159,7 +161,7 @@ def _num_kept(text: str) -> int:
 
 
 class Llama:
-    """An answer that consists of calls and nothing else, as Llama 3 models write them."""
+    """The notation of Llama 3 models: an answer that consists only of calls."""
 
     def reader(self, names: Iterable[str]) -> LlamaReader:
         return LlamaReader(frozenset(names))
@@ -182,7 +184,7 @@ class LlamaReader:
         self._is_text = False
 
     def push(self, text: str) -> list[Told]:
-        """The text, as soon as it is certain that the answer is no call."""
+        """Add text. Returns it once it is certain that the answer is not a call."""
         self._held += text
         if not self._is_text:
             begin = self._held.lstrip()
@@ -199,7 +201,7 @@ class LlamaReader:
         return list(calls)
 
     def _calls(self, text: str) -> list[Call] | None:
-        """The calls, if the text consists of nothing else."""
+        """The calls, if the text consists only of calls; else None."""
         decoder, calls, rest = json.JSONDecoder(), [], text.strip()
         while rest:
             try:

@@ -1,1 +1,1 @@
-"""Metrics, logs, traces and figures of the last seconds."""
+"""Observes the server: metrics, logs, traces, and the rates of the last seconds."""

@@ -1,10 +1,11 @@
-"""Acceptance outside the usual: far too low marks garbled output, far too high marks loops.
+"""Raises an alarm if drafts are accepted unusually often or rarely: garbled output lowers
+acceptance, loops raise it.
 
-An answer is compared with earlier answers of its kind, which had the same drafter, rule and way of
-choosing tokens on this server.  Acceptance differs from text to text, so each answer's chance is
-taken as drawn from a beta distribution, which is fitted to the earlier answers; an answer whose
-count is less likely than `RARE` on one side is unusual.  One in `2 / RARE` is so by luck, and an
-alarm needs `NEEDED` of the last `WINDOW`: by luck one in millions.
+An answer is compared with earlier answers on this server with the same drafter, rule and kind of
+sampling. Acceptance differs from text to text, so each answer's rate is modelled as drawn from a
+beta distribution fitted to the earlier answers. An answer is unusual if its count has a probability
+below `RARE` on one side, which happens by chance to one answer in `2 / RARE`. An alarm needs
+`NEEDED` unusual ones among the last `WINDOW`, which happens by chance once in millions.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ DIRECTIONS: tuple[Direction, ...] = ("low", "high")
 
 @dataclass
 class _Kind:
-    """The answers of one kind, which can be compared with one another."""
+    """The answers of one kind, which are compared with one another."""
 
     usual: deque[tuple[int, int]] = field(default_factory=lambda: deque(maxlen=MOST_ANSWERS))
     marks: deque[Direction | None] = field(default_factory=lambda: deque(maxlen=WINDOW))
@@ -44,7 +45,8 @@ class _Kind:
 
     @property
     def alarm(self) -> Direction | None:
-        """The direction in which enough recent answers were unusual; None if there is none."""
+        """The direction in which enough recent answers were unusual; None if there are not
+        enough."""
         for direction in DIRECTIONS:
             if self.marks.count(direction) >= NEEDED:
                 return direction
@@ -52,19 +54,20 @@ class _Kind:
 
 
 class Acceptance:
-    """The usual acceptance of a model's drafters, and whether the present one is unusual."""
+    """Learns the usual acceptance of a model's drafters, and notices unusual answers."""
 
     def __init__(self) -> None:
         self._kinds: dict[str, _Kind] = {}
 
     @property
     def alarm(self) -> Direction | None:
-        """The way in which acceptance has been unusual of late, far too low or far too high; None
-        if it is usual."""
+        """The direction in which recent acceptance was unusual, far too low or far too high; None
+        if it was not."""
         return next((alarm for kind in self._kinds.values() if (alarm := kind.alarm)), None)
 
     def judge(self, name: str, judged: int, accepted: int) -> Direction | None:
-        """The way in which an answer differs from the usual of its kind; None if it does not."""
+        """The direction in which one answer is unusual for its kind; None if it is not. Learns from
+        the answer."""
         if judged < LEAST_JUDGED:
             return None
         if name not in self._kinds and len(self._kinds) >= MOST_KINDS:
@@ -83,7 +86,7 @@ class Acceptance:
 
 
 def outside(usual: deque[tuple[int, int]], judged: int, accepted: int) -> Direction | None:
-    """The direction in which a count of accepted guesses is far from the usual; None if it is not.
+    """The direction in which a count of accepted guesses is unusual; None if it is not.
 
     usual: (judged, accepted) of earlier answers.
     """
@@ -103,7 +106,8 @@ def outside(usual: deque[tuple[int, int]], judged: int, accepted: int) -> Direct
 
 
 def _tail(n: int, most: int, alpha: float, beta: float) -> float:
-    """The chance of at most this many successes out of n whose chance is drawn from a beta law."""
+    """The probability of at most `most` successes in n trials, if their rate is drawn from a beta
+    distribution."""
     whole = lgamma(n + 1) + lgamma(alpha + beta) - lgamma(alpha) - lgamma(beta)
     whole -= lgamma(n + alpha + beta)
     return sum(

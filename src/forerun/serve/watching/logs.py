@@ -1,7 +1,7 @@
-"""Log lines: one for each response, and two for each request: when it is taken and when it ends.
+"""Log lines: one for each response, one when a request is accepted, and one when it ends.
 
-A line is an event and fields, as JSON or as `key=value`.  No key, prompt or answer is ever a field,
-and of an exception only its type and where it happened are written, since messages quote input.
+A line is an event with fields, as JSON or as `key=value`. Keys, prompts and answers are never
+logged; of an exception only its type and place are, because messages may quote input.
 """
 
 from __future__ import annotations
@@ -43,19 +43,20 @@ def set_up(*, is_json: bool = False, level: int = logging.INFO) -> None:
 
 
 def say(event: str, level: int = logging.INFO, **fields: Any) -> None:
-    """Log an event with its fields; a field that is None is left out."""
+    """Log an event with its fields; fields that are None are left out."""
     LOG.log(level, event, extra={"fields": fields})
 
 
 class Lines(logging.Formatter):
-    """A formatter that writes one line for each record."""
+    """A log formatter that writes one line per record."""
 
     def __init__(self, is_json: bool) -> None:
         super().__init__()
         self._is_json = is_json
 
     def format(self, record: logging.LogRecord) -> str:
-        """The record's time, level and event, its fields, and the type of an exception."""
+        """One line with the record's time, level, event and fields, and the type of an
+        exception."""
         fields = {
             "time": _moment(record.created),
             "level": record.levelname.lower(),
@@ -78,14 +79,15 @@ def _moment(seconds: float) -> str:
 
 
 def describe(error: BaseException) -> dict[str, str]:
-    """An exception without its message: its type, and the innermost places in our code."""
+    """Describe an exception without its message: its type, and the innermost places in the
+    traceback."""
     frames = traceback.extract_tb(error.__traceback__)[-3:]
     places = [f"{frame.filename.rsplit('/', 1)[-1]}:{frame.lineno}" for frame in frames]
     return {"error": type(error).__name__, "at": " ".join(places)}
 
 
 class ResponseLog:
-    """ASGI middleware that logs a line when a response has ended."""
+    """ASGI middleware that logs a line when a response ends."""
 
     def __init__(self, app: Any, clock: Callable[[], float] = time.perf_counter) -> None:
         self._app = app
@@ -123,7 +125,7 @@ class ResponseLog:
 class RequestLog:
     """A file with one JSON object for each request that has ended; it never contains texts.
 
-    path: of the file, which is appended to; "-" for standard output.
+    path: the file, which is appended to; "-" for standard output.
     """
 
     def __init__(self, path: str) -> None:
@@ -133,7 +135,7 @@ class RequestLog:
         self.reopen()
 
     def reopen(self) -> None:
-        """Continue in the file of this name if the present file was moved away."""
+        """Open the file anew if it was moved away, as log rotation does."""
         if self._path == "-":
             return
         try:
@@ -150,8 +152,8 @@ class RequestLog:
                 before.close()
 
     def __call__(self, event: str, level: int = logging.INFO, **fields: Any) -> None:
-        """Write the last event of a request; a failure to write is reported once in the server's
-        log."""
+        """Write a line if the event ends a request. If writing fails, the server's log reports it
+        once."""
         if event not in ("answer", "failed", "refused"):
             return
         line = json.dumps({"time": _moment(time.time()), "event": event, **fields})
@@ -167,9 +169,10 @@ class RequestLog:
 
 
 class AnswerLog(Watcher):
-    """Logs what happens to requests: a line when one begins, and one when it has ended.
+    """Logs one line when a request begins and one when it ends.
 
-    model: its id.  tell: takes the name of an event and its fields.
+    model: its id.
+    tell: called with the name of an event and its fields.
     """
 
     def __init__(
@@ -192,7 +195,7 @@ class AnswerLog(Watcher):
         self._tell("received", id=request_id, model=self._model, route=route, owner=owner)
 
     def refused(self, reason: str, request_id: str | None = None) -> None:
-        """Log that a request was refused; it may not have named a model yet."""
+        """Log that a request was refused, perhaps before its model was known."""
         known = self._open.pop(request_id or "", {})
         self._tell(
             "refused",
@@ -204,7 +207,7 @@ class AnswerLog(Watcher):
         )
 
     def started(self, request_id: str) -> None:
-        """Note the time at which a request was given its first row."""
+        """Record when a request got its first row."""
         if (known := self._open.get(request_id)) is not None:
             known.setdefault("started", self._now())
 
@@ -237,7 +240,7 @@ class AnswerLog(Watcher):
         )
 
     def failed(self, request_id: str, reason: str) -> None:
-        """Log that a request ended with an error of its own."""
+        """Log that a request ended with an error."""
         known = self._open.pop(request_id, {})
         self._tell(
             "failed",

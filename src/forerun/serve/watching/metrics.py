@@ -1,8 +1,8 @@
-"""What the server counts, in Prometheus' format.
+"""The server's metrics, in Prometheus' format.
 
-Names are vLLM's under `forerun:` where vLLM counts the same; labels and buckets are ours.  Labels
-have few values: routes, reasons, stages, positions, and names of keys where they are configured.
-A request id is never a label.
+Metrics that vLLM has too have its names, under `forerun:`; labels and buckets are ours. Labels have
+few values: routes, reasons, stages, positions, and names of configured keys. A request id is never
+a label.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ LENGTHS = (0, 1, 2, 3, 4, 5, 6, 8, 10, 12, 16, 24, 32)
 
 @dataclass
 class _Choice:
-    """How much of one choice has been counted."""
+    """What has been counted of one choice."""
 
     num_tokens: int = 0
     last: float = 0.0  # when its latest token came
@@ -73,7 +73,7 @@ class _Visit:
 
 
 class Families:
-    """The metrics of a server, each with the name of a model as its first label."""
+    """The metrics of a server; the first label of each is the model's name."""
 
     def __init__(self, clock: Callable[[], float] = time.perf_counter) -> None:
         registry = self.registry = CollectorRegistry()
@@ -148,9 +148,10 @@ class Families:
         PlatformCollector(registry=registry)
 
     def exposition(self, accept: str = "", prefix: str = "") -> tuple[bytes, str]:
-        """All metrics, and their content type: OpenMetrics where the Accept header asks for it.
+        """All metrics as bytes, and their content type: OpenMetrics if the Accept header asks for
+        it.
 
-        prefix: instead of `forerun` in their names.
+        prefix: replaces `forerun` in their names.
         """
         if "application/openmetrics-text" in accept:
             # Its default escaping turns the colons of sample names into underscores.
@@ -161,9 +162,9 @@ class Families:
 
 
 class Metrics(Watcher):
-    """Counts what happens at the desk of a model, for Prometheus and for the page.
+    """Counts the requests and tokens of one model, for Prometheus and for the demo page.
 
-    All methods but `exposition` and `summary` are for one thread, that of the event loop.
+    All methods but `exposition` and `summary` must be called in the event loop's thread.
     """
 
     def __init__(
@@ -216,7 +217,7 @@ class Metrics(Watcher):
         return len(self._visits)
 
     def watch(self, busy: Counts | None) -> None:
-        """Read the gauges from this desk."""
+        """Set the desk whose counts the gauges show."""
         self._busy = busy
 
     def received(
@@ -231,15 +232,15 @@ class Metrics(Watcher):
         self._families.refused.labels(self._model, self._label("refusal", reason)).inc()
 
     def started(self, request_id: str) -> None:
-        """Note that work on a request has begun; without this call, its first piece counts as the
-        beginning."""
+        """Record that a request got its first row. Without this call, its first piece counts as the
+        start."""
         visit = self._visits.get(request_id)
         if visit is not None and visit.started is None:
             visit.started = self._now()
             self._queued.observe(visit.started - visit.received)
 
     def piece(self, request_id: str, choice: int, piece: Piece, stats: Stats | None = None) -> None:
-        """Count new tokens, and the rounds that the engine has counted in the meantime."""
+        """Count new tokens, and the rounds since the last piece."""
         visit = self._visits.get(request_id)
         if visit is None:
             return
@@ -254,8 +255,8 @@ class Metrics(Watcher):
         self._count_rounds(record, stats, record.num_rounds - record.num_before)
 
     def judged(self, request_id: str, kind: str, answers: Sequence[Generation]) -> None:
-        """Compare the acceptance of an answer with the usual; log when answers begin or cease to
-        differ."""
+        """Compare the acceptance of answers with the usual; log when it becomes unusual or usual
+        again."""
         before = self._acceptance.alarm
         for answer in answers:
             counts = answer.stats.reached_by_position, answer.stats.accepted_by_position
@@ -284,7 +285,7 @@ class Metrics(Watcher):
             say("acceptance alarm", logging.WARNING, model=self._model, sign=signs[alarm])
 
     def ended(self, request_id: str, answers: Sequence[Generation]) -> None:
-        """Count a request that was answered; the stats of its answers cover all engines."""
+        """Count a request that was answered; its statistics cover all engines that it ran on."""
         visit = self._visits.pop(request_id, None)
         if visit is None:
             return
@@ -315,7 +316,7 @@ class Metrics(Watcher):
         return self._families.exposition(accept, prefix)
 
     def summary(self) -> dict[str, float | str | None]:
-        """A few figures of the last seconds."""
+        """The rates of the last seconds, and the present load."""
         busy = self._busy
         return {
             **self._recent.rates(),
@@ -329,7 +330,7 @@ class Metrics(Watcher):
         return self._families.recent.rates()
 
     def _count_tokens(self, visit: _Visit, record: _Choice, count: int) -> None:
-        """Count tokens of one answer that came just now."""
+        """Count tokens of one answer that arrived now."""
         moment = self._now()
         if visit.first is None:
             visit.first = moment
@@ -345,7 +346,8 @@ class Metrics(Watcher):
         self._work(Work(tokens=count))
 
     def _count_rounds(self, record: _Choice, stats: Stats, begin: int) -> None:
-        """Count rounds from `begin` on; the engine's thread may be adding others."""
+        """Count an answer's rounds from number `begin` on. The engine's thread may be adding rounds
+        meanwhile."""
         end = max(begin, len(stats.seconds_by_round))  # which a round adds to last
         record.num_rounds += end - begin
         for drafted in stats.drafted_by_round[begin:end]:
@@ -366,12 +368,12 @@ class Metrics(Watcher):
         self._work(Work(0, end - begin, num_drafted, num_accepted))
 
     def _work(self, work: Work) -> None:
-        """Add work to the last seconds of the model and of the server."""
+        """Add work to the recent rates of the model and of the server."""
         for recent in (self._recent, self._families.recent):
             recent.add(work)
 
     def _label(self, kind: str, value: str) -> str:
-        """The value as a label, or "other" if there are too many values of its kind."""
+        """The value as a label; "other" if there are too many values of this kind."""
         seen = self._seen.setdefault(kind, set())
         if len(seen) < MAX_LABELS:
             seen.add(value)
@@ -384,7 +386,7 @@ WINDOW = 3.0
 
 @dataclass
 class Work:
-    """The work of one moment: tokens given out, and rounds with their guesses."""
+    """An amount of work: tokens given out, and rounds with their guesses."""
 
     tokens: int = 0
     rounds: int = 0
@@ -393,7 +395,7 @@ class Work:
 
 
 class Recent:
-    """The sums of work over the last seconds."""
+    """The work done in the last seconds."""
 
     def __init__(self, clock: Callable[[], float], window: float = WINDOW) -> None:
         self._now = clock
@@ -403,7 +405,7 @@ class Recent:
         self._busy_since = self._now()
 
     def add(self, work: Work) -> None:
-        """Add work that was done now."""
+        """Add work that was done just now."""
         self._forget()
         if not self._events:
             self._busy_since = self._now()
@@ -411,7 +413,7 @@ class Recent:
         self._count(work, 1)
 
     def rates(self) -> dict[str, float | None]:
-        """Tokens a second, acceptance and mean draft length; None where there was nothing."""
+        """Tokens per second, acceptance and mean draft length; None where nothing was counted."""
         self._forget()
         total = self._sum
         span = min(self._window, max(self._now() - self._busy_since, 1.0))

@@ -1,4 +1,4 @@
-"""What the desk and the app tell about requests, to whoever counts, logs and traces them."""
+"""The interface through which the desk and the app report what happens to requests."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from forerun.engine.results import Generation, Piece, Stats
 
 
 class Counts(Protocol):
-    """The counts of a desk that gauges read."""
+    """The counts of a desk that metrics show as gauges."""
 
     @property
     def num_running(self) -> int: ...
@@ -20,62 +20,63 @@ class Counts(Protocol):
 
 
 class Watcher:
-    """Is called for every event of a request, in the event loop's thread; this base class does
-    nothing.
+    """Receives every event of a request, in the event loop's thread; this base class does nothing.
 
-    A request that is taken in: `received`, `started` when it is given a row, `piece` for each
-    piece, and in the end either `ended` or `failed`.  One that is not: `refused`.  Metrics, log and
-    traces override what they need.
+    An accepted request: `received`, `started` when it gets a row, `piece` for each piece, and in
+    the end `ended` or `failed`. A refused one: `refused`. Metrics, logs and traces override what
+    they need.
     """
 
     def watch(self, desk: Counts | None) -> None:
-        """Show the gauges of this desk; None when the model is no longer loaded."""
+        """Set the desk whose counts are shown as gauges; None when its model is unloaded."""
 
     def received(
         self, request_id: str, route: str, owner_label: str = "", seconds: float = 0.0
     ) -> None:
         """Called when a request has been read.
 
-        owner_label: the name of its key, where names are configured.  seconds: since its headers
-        arrived.
+        owner_label: the name of its key, if configured.
+        seconds: the time since its headers arrived.
         """
 
     def refused(self, reason: str, request_id: str | None = None) -> None:
-        """Called when a request is refused: the queue is full, its key unknown, a field wrong."""
+        """Called when a request is refused, for example because the queue is full or its key is
+        unknown."""
 
     def started(self, request_id: str) -> None:
-        """Called when the first row is given to a request."""
+        """Called when a request gets its first row."""
 
     def piece(self, request_id: str, choice: int, piece: Piece, stats: Stats | None = None) -> None:
-        """Called when an answer goes on.
+        """Called for each new piece of an answer.
 
-        stats: what its present engine has counted so far, in its own thread.
+        stats: the counts of its present engine, whose thread may still be adding to them.
         """
 
     def judged(self, request_id: str, kind: str, answers: Sequence[Generation]) -> None:
         """Called when a request has its answers, before `ended`.
 
-        kind: what its acceptance can be compared by: its drafter, rule and way to choose tokens.
+        kind: its drafter, rule and way of sampling; acceptance is compared within one kind.
         """
 
     def ended(self, request_id: str, answers: Sequence[Generation]) -> None:
-        """Called when a request has its answers, whole or cut short."""
+        """Called when a request has its answers, complete or not."""
 
     def failed(self, request_id: str, reason: str) -> None:
-        """Called when a request has ended with an error of its own."""
+        """Called when a request has ended with an error."""
 
     def engine_restarted(self) -> None:
-        """Called when a dead engine has been replaced."""
+        """Called when a failed engine has been replaced."""
 
     def exposition(self, accept: str = "", prefix: str = "") -> tuple[bytes, str]:
         """The body of /metrics, and its content type.
 
-        accept: the header of that name.  prefix: of the names of metrics, instead of ours.
+        accept: the Accept header.
+        prefix: of the metrics' names, instead of ours.
         """
         return b"", "text/plain; charset=utf-8"
 
     def summary(self) -> Mapping[str, Any]:
-        """The figures of the last seconds for one model, as in /v1/stats."""
+        """The rates of the last seconds for one model, as in /v1/stats."""
         return {}
 
     def totals(self) -> Mapping[str, Any]:
@@ -84,7 +85,7 @@ class Watcher:
 
 
 class Watching(Watcher):
-    """Passes every call on to several watchers; the metrics answer /metrics and /v1/stats."""
+    """Passes every call on to several watchers; /metrics and /v1/stats come from the metrics."""
 
     def __init__(self, metrics: Watcher, *others: Watcher) -> None:
         self.metrics = metrics

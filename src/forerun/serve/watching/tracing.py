@@ -1,8 +1,9 @@
-"""OpenTelemetry spans, one for each request, where opentelemetry-api is installed.
+"""OpenTelemetry spans, one for each request, if opentelemetry-api is installed.
 
-Whoever runs the server sets up where they go, for instance with `opentelemetry-instrument forerun
-serve`; without that the API's spans do nothing.  Attributes are those of its conventions for
-generative AI, and ours for speculation.  No prompt and no answer is among them.
+The operator configures where they are sent, for example with
+`opentelemetry-instrument forerun serve`; otherwise the spans do nothing. Their attributes follow
+OpenTelemetry's conventions for generative AI, with some of ours for speculation. They contain no
+prompts or answers.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from forerun.serve.watching.roles import Watcher
 
 
 def make_tracing(model: str) -> Tracing | None:
-    """A watcher that makes spans; None where OpenTelemetry is not installed."""
+    """A watcher that makes spans; None if OpenTelemetry is not installed."""
     try:
         from opentelemetry.trace import Status, StatusCode, get_tracer
     except ImportError:
@@ -28,7 +29,7 @@ def make_tracing(model: str) -> Tracing | None:
 class Tracing(Watcher):
     """Makes a span for each request, from its arrival to its end.
 
-    failure: the status of a span whose request failed or was refused.
+    failure: the status of spans whose request failed or was refused.
     """
 
     def __init__(self, tracer: Any, model: str, failure: Any) -> None:

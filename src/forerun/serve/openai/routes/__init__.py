@@ -1,6 +1,6 @@
 """OpenAI's routes, and one of Anthropic's.
 
-Those that generate text are `Route`s, the others answer a `Query` at once.
+Those that generate text are `Route`s; the others are `Query` objects, answered without an engine.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ from forerun.serve.openai.routes.responses import Responses
 
 
 class Query(Protocol):
-    """A route whose requests are answered at once."""
+    """A route whose requests are answered at once, without an engine."""
 
     path: str  # Starlette's pattern
     method: str  # GET or POST
 
     def answer(self, body: Mapping[str, Any], **path_parameters: str) -> Mapping[str, Any]:
-        """The body of the response, or an `ApiError`; the body of a GET request is empty."""
+        """The body of the response; raises an `ApiError`. For GET requests the body is empty."""
         ...
 
 
@@ -33,7 +33,7 @@ class TextRoute(Route, Described, Protocol):
     """A route that generates text."""
 
     def check(self, body: Mapping[str, Any]) -> dict[str, Any]:
-        """The fields of a body, checked as far as it takes no tokenizer; `read` does the rest."""
+        """Check the fields of a body, without the tokenizer; `read` does the rest."""
         ...
 
 
@@ -43,7 +43,7 @@ def text_routes(offer: Offer) -> list[TextRoute]:
 
 
 def queries(offer: Offer, *, has_keys: bool = False) -> list[Query]:
-    """The routes that answer at once; has_keys: whether clients need a key."""
+    """The routes that are answered at once. has_keys: whether clients need a key."""
     tokens = (Tokenize(offer), Detokenize(offer), CountTokens(offer))
     described: list[Described] = [*text_routes(offer), *tokens]
     return [*tokens, Document(described, has_keys=has_keys)]

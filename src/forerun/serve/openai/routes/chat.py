@@ -1,4 +1,4 @@
-"""`POST /v1/chat/completions`: a conversation, and what the model says next."""
+"""The route `POST /v1/chat/completions`: continues a conversation."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from forerun.serve.openai.toolbox import Toolbox, both_format_and_tools, tool_fi
 
 
 class Chat:
-    """Reads and words chat completions."""
+    """Reads chat requests and makes their replies."""
 
     path = "/v1/chat/completions"
 
@@ -86,7 +86,7 @@ class Chat:
         return fields
 
     def read(self, body: Mapping[str, Any]) -> Ask:
-        """The request: the conversation in the template's words, and how its answer is chosen."""
+        """Turn a body into an `Ask`, with the conversation as text in the template's format."""
         fields = self.check(body)
         toolbox = Toolbox.of(self.offer, fields)
         text = self._text(fields, toolbox)
@@ -110,12 +110,12 @@ class Chat:
         )
 
     def tokens(self, body: Mapping[str, Any]) -> list[int]:
-        """The tokens of a body's conversation."""
+        """The token ids of the conversation in a body."""
         fields = self.check(body)
         return worded_tokens(self.offer, self._text(fields, Toolbox.of(self.offer, fields)))
 
     def _text(self, fields: Mapping[str, Any], toolbox: Toolbox) -> str:
-        """The conversation in the template's words, up to where the model goes on."""
+        """The conversation in the template's format, up to where the model continues."""
         continues, begins = fields["continue_final_message"], fields["add_generation_prompt"]
         if continues and (begins or fields["messages"][-1]["role"] != "assistant"):
             message = (
@@ -139,7 +139,7 @@ class Chat:
 
 
 def _max_tokens(fields: Mapping[str, Any]) -> int | None:
-    """The limit under either of its names; both may be given if they agree."""
+    """The limit on new tokens, under its older or newer name; if both are given they must agree."""
     old, new = fields["max_tokens"], fields["max_completion_tokens"]
     if old is not None and new is not None and old != new:
         message = (

@@ -1,4 +1,5 @@
-"""A chat answer in OpenAI's words: content, tool calls, log-probabilities, whole or in chunks."""
+"""Writes a chat completion: content, thoughts, tool calls and log-probabilities, whole or in
+chunks."""
 
 from __future__ import annotations
 
@@ -15,7 +16,7 @@ from forerun.serve.openai.tools import Call, Reader, Told
 
 
 class ChatReply:
-    """Words one answer of several choices as a chat completion."""
+    """Formats the choices of a request as a chat completion."""
 
     def __init__(
         self, offer: Offer, words: Words, ask: Ask, request_id: str, created: int, fingerprint: str
@@ -43,7 +44,8 @@ class ChatReply:
         ]
 
     def piece(self, choice: int, piece: Piece) -> list[dict[str, Any]]:
-        """Chunks for new text, thoughts and calls; the first has log-probabilities and fates."""
+        """The chunks for new text, thoughts and calls. The first one has the log-probabilities and
+        fates."""
         ask, state = self._ask, self._choices[choice]
         self._usage.count(piece)
         _, parts = state.track.take_piece(piece)
@@ -71,7 +73,7 @@ class ChatReply:
         return [{**self._head, "object": "chat.completion.chunk", "choices": [], "usage": counts}]
 
     def _whole_choice(self, index: int, answer: Generation) -> dict[str, Any]:
-        """A choice with its text, thoughts and calls apart."""
+        """A complete choice, with its text, thoughts and calls in separate fields."""
         state = self._choices[index]
         _, parts = state.track.take_whole(answer)
         told = state.read(answer.text or "", final=True)
@@ -98,7 +100,7 @@ class ChatReply:
         return choice
 
     def _delta(self, choice: int, state: ToldChoice, step: Told | Thought) -> dict[str, Any]:
-        """The part of a chunk that is added to the message."""
+        """The `delta` of a chunk: what it adds to the message."""
         if isinstance(step, str):
             return {"content": step}
         if isinstance(step, Thought):
@@ -125,7 +127,7 @@ class ChatReply:
 
 
 class ToldChoice:
-    """What a client has been told of one choice so far."""
+    """One choice as far as it was sent to the client."""
 
     def __init__(self, offer: Offer, ask: Ask) -> None:
         toolbox: Toolbox = ask.detail["toolbox"]
@@ -143,7 +145,7 @@ class ToldChoice:
         return self._thoughts is not None
 
     def read(self, text: str, *, final: bool) -> list[Told | Thought]:
-        """The new text, divided into thoughts, content and calls."""
+        """Split the new text into thoughts, content and calls."""
         parts: list[str | Thought] = [text] if text else []
         if self._thoughts is not None:
             parts = self._thoughts.push(text, final=final)

@@ -1,4 +1,4 @@
-"""`POST /v1/completions`: a text, or several, and how they go on."""
+"""The route `POST /v1/completions`: continues one or several texts."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ USUAL_TOKENS = 16  # OpenAI's default, where the model has none
 
 
 class Completions:
-    """Reads and words completions."""
+    """Reads completion requests and makes their replies."""
 
     path = "/v1/completions"
 
@@ -76,7 +76,7 @@ class Completions:
         self.words = Words(offer.tokenizer)
 
     def check(self, body: Mapping[str, Any]) -> dict[str, Any]:
-        """The fields of a body, checked as far as that takes no tokenizer."""
+        """Check the fields of a body, without the tokenizer."""
         fields = self.body.check(body)
         check_model(self.offer, fields["model"])
         n = fields["n"]
@@ -87,7 +87,7 @@ class Completions:
         return fields
 
     def read(self, body: Mapping[str, Any]) -> Ask:
-        """The request: each prompt as tokens, and how its answers are chosen."""
+        """Turn a body into an `Ask`, with each prompt as token ids."""
         fields = self.check(body)
         prompts = _list_of(fields["prompt"])
         tokens = [tokens_of(self.offer, prompt, "prompt") for prompt in prompts]
@@ -116,7 +116,7 @@ class Completions:
 
 
 class CompletionReply:
-    """Words one answer as a completion, whole or in chunks."""
+    """Formats the choices of a request as a completion, whole or in chunks."""
 
     def __init__(
         self, route: Completions, ask: Ask, request_id: str, created: int, fingerprint: str
@@ -135,7 +135,7 @@ class CompletionReply:
         self._usage = ChunkUsage(ask)
 
     def score(self, prompts: Sequence[Sequence[TokenLogprob]]) -> None:
-        """Take the log-probabilities of each prompt's tokens but the first."""
+        """Receive the log-probabilities of each prompt's tokens except the first."""
         for tokens, logprobs in zip(self._ask.prompts, prompts, strict=True):
             offsets = offsets_of(self._offer.tokenizer, tokens)
             num_top = self._ask.options.logprobs or 0
@@ -160,7 +160,7 @@ class CompletionReply:
         return []
 
     def piece(self, choice: int, piece: Piece) -> list[dict[str, Any]]:
-        """A chunk for new text; none if there is nothing to tell."""
+        """The chunk for new text; none if there is nothing to send."""
         ask = self._ask
         self._usage.count(piece)
         offsets, parts = self._tracks[choice].take_piece(piece)
@@ -181,7 +181,7 @@ class CompletionReply:
     def _choice(
         self, index: int, text: str, logprobs: dict[str, Any] | None, reason: str | None
     ) -> dict[str, Any]:
-        """A choice; the prompt comes before the first text of one that echoes."""
+        """One choice of a response or chunk. With `echo`, its first text begins with the prompt."""
         finish = None if reason is None else finish_of(reason)
         echo = self._ask.detail["echo"]
         if echo is not None and not self._has_begun[index]:
@@ -195,7 +195,7 @@ class CompletionReply:
     def _logprobs(
         self, logprobs: Sequence[TokenLogprob] | None, offsets: list[int], index: int
     ) -> dict[str, Any] | None:
-        """Log-probabilities in this route's shape, with offsets that count the echoed prompt."""
+        """Log-probabilities in this route's format; offsets count an echoed prompt."""
         if self._ask.options.logprobs is None:
             return None
         echo = self._ask.detail["echo"]
@@ -205,11 +205,12 @@ class CompletionReply:
 
 
 def _joined(first: dict[str, Any], second: dict[str, Any]) -> dict[str, Any]:
-    """The log-probabilities of two stretches of a text; what the second leaves out stays None."""
+    """The log-probabilities of two successive parts of a text; a field that is None in the second
+    stays None."""
     return {name: None if part is None else [*first[name], *part] for name, part in second.items()}
 
 
 def _list_of(prompt: Any) -> list[Any]:
-    """One prompt or several as a list of prompts."""
+    """The prompts as a list, even if there is only one."""
     is_one = isinstance(prompt, str) or isinstance(prompt[0], int)
     return [prompt] if is_one else prompt

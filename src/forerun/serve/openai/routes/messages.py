@@ -1,4 +1,4 @@
-"""`POST /v1/messages`: Anthropic's route, read as the chat that it says."""
+"""The route `POST /v1/messages`: Anthropic's format, translated to and from our chat route."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ REASONS = {"stop": "end_turn", "length": "max_tokens", "tool_calls": "tool_use"}
 
 
 class Messages:
-    """Reads and words messages."""
+    """Reads Anthropic's requests and makes their replies."""
 
     path = "/v1/messages"
     ends_with_done = False  # its last event says that it is the last
@@ -92,7 +92,7 @@ class Messages:
         return replace(self._chat.read(chat), includes_usage=True)
 
     def count(self, fields: Mapping[str, Any]) -> int:
-        """The tokens of a conversation."""
+        """The number of tokens of a conversation."""
         return len(self._chat.tokens(_chat(self.offer, fields)))
 
     def reply(self, ask: Ask, request_id: str, created: int, fingerprint: str) -> MessagesReply:
@@ -100,7 +100,7 @@ class Messages:
 
 
 class CountTokens:
-    """`POST /v1/messages/count_tokens`: the number of tokens of a conversation."""
+    """The route `POST /v1/messages/count_tokens`: counts the tokens of a conversation."""
 
     path = "/v1/messages/count_tokens"
     method = "POST"
@@ -142,7 +142,7 @@ def _conversation(offer: Offer) -> dict[str, Field]:
 
 
 def _sampling(offer: Offer) -> dict[str, Field]:
-    """The fields that say how tokens are chosen, under Anthropic's names, and fields of ours."""
+    """The sampling fields under Anthropic's names, and some fields of ours."""
     common, limits = common_fields(offer), offer.limits
     stop = Text(limits.max_stop_length, least=1)
     return {
@@ -155,7 +155,8 @@ def _sampling(offer: Offer) -> dict[str, Field]:
 
 
 def _chat(offer: Offer, fields: Mapping[str, Any]) -> dict[str, Any]:
-    """The body as that of a chat completion; a last message of the model's own is continued."""
+    """The body as that of a chat completion. If the last message is the model's own, it is
+    continued."""
     reads_thoughts = "reasoning_content" in template_of(offer)
     messages = [m for message in fields["messages"] for m in _messages(message, reads_thoughts)]
     if fields["system"] is not None:
@@ -175,9 +176,9 @@ def _chat(offer: Offer, fields: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _messages(message: Mapping[str, Any], reads_thoughts: bool) -> Sequence[dict[str, Any]]:
-    """A message as chat messages; results of calls become messages of their own.
+    """A message as chat messages; each tool result becomes a message of its own.
 
-    Thoughts of earlier answers go to a template that reads them; others were written without.
+    Earlier thoughts are passed on only to templates that read them.
     """
     role, content = message["role"], message["content"]
     if isinstance(content, str):
@@ -219,7 +220,7 @@ def _tool(tool: Mapping[str, Any]) -> dict[str, Any]:
 
 
 class MessagesReply:
-    """Words one answer as a message of Anthropic's."""
+    """Formats an answer as Anthropic's message."""
 
     def __init__(self, offer: Offer, ask: Ask, request_id: str) -> None:
         self._offer, self._ask, self._request_id = offer, ask, request_id
@@ -228,7 +229,7 @@ class MessagesReply:
         self._num_blocks = 0
 
     def whole(self, answers: Sequence[Generation]) -> dict[str, Any]:
-        """The message, with consecutive steps of one kind in one block."""
+        """The complete message; consecutive steps of the same kind share a block."""
         (answer,) = answers
         blocks: list[dict[str, Any]] = []
         for step in self._told.read(answer.text or "", final=True):
@@ -246,7 +247,7 @@ class MessagesReply:
         return [{"type": "message_start", "message": {**self._message(counts), **nothing}}]
 
     def piece(self, choice: int, piece: Piece) -> list[dict[str, Any]]:
-        """Events for new steps; the last block is closed with the answer."""
+        """The events for new text. The last block is closed at the end of the answer."""
         is_last = piece.finish_reason is not None
         events = [
             event
@@ -270,8 +271,8 @@ class MessagesReply:
         return [{"type": "error", "error": {"type": "api_error", "message": error.message}}]
 
     def _events(self, step: Told | Thought) -> list[dict[str, Any]]:
-        """The events of a step within its block, which is opened first where a block of another
-        kind was open."""
+        """The events of one step. If the open block is of another kind, a new block is opened
+        first."""
         block, key, text = self._opened(step, self._num_blocks)
         events: list[dict[str, Any]] = []
         if self._block is None or key == "input" or self._block["type"] != block["type"]:
@@ -293,7 +294,7 @@ class MessagesReply:
         return [{"type": "content_block_stop", "index": self._num_blocks - 1}]
 
     def _opened(self, step: Told | Thought, place: int) -> tuple[dict[str, Any], str, str]:
-        """An empty block for a step, the field of it that the step fills, and its text."""
+        """An empty block for a step, the name of the field that the step fills, and its text."""
         if isinstance(step, Call):
             name = f"toolu_{self._request_id}_{place}"
             empty = {"type": "tool_use", "id": name, "name": step.name, "input": {}}
@@ -303,7 +304,7 @@ class MessagesReply:
         return {"type": "text", "text": ""}, "text", step
 
     def _message(self, counts: dict[str, Any]) -> dict[str, Any]:
-        """The fields that a message has from its beginning."""
+        """The fields of a message that are known from the beginning."""
         return {
             "id": f"msg_{self._request_id}",
             "type": "message",
@@ -313,7 +314,7 @@ class MessagesReply:
         }
 
     def _counts(self, answers: Sequence[Generation]) -> dict[str, Any]:
-        """The token counts; prompt tokens that were computed earlier are counted apart."""
+        """The token counts; prompt tokens reused from earlier texts are counted separately."""
         cached = num_cached(self._ask, answers)
         return {
             "input_tokens": sum(map(len, self._ask.prompts)) - cached,
@@ -324,7 +325,7 @@ class MessagesReply:
         }
 
     def _end(self, answer: Generation) -> dict[str, Any]:
-        """The reason why the answer ended; a stop sequence is named."""
+        """The stop reason, with the stop sequence if there was one."""
         finish = self._told.finish(answer.finish_reason)
         if answer.finish_reason != "stop_string" or finish == "tool_calls":
             return {"stop_reason": REASONS[finish], "stop_sequence": None}

@@ -1,4 +1,4 @@
-"""What is answered at once: the models, and texts as token ids, in vLLM's shapes."""
+"""Routes that are answered at once, without an engine: tokenising and detokenising, as in vLLM."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from forerun.serve.openai.toolbox import Toolbox, tool_fields
 
 
 class Tokenize:
-    """The token ids of a text, or of a conversation as the model's template words it."""
+    """The route `/tokenize`: the token ids of a text or of a conversation."""
 
     path = "/tokenize"
     method = "POST"
@@ -42,7 +42,7 @@ class Tokenize:
         self._words = Words(offer.tokenizer)
 
     def answer(self, body: Mapping[str, Any], **_: str) -> dict[str, Any]:
-        """The ids with their count, and the texts of the tokens where they are asked for."""
+        """The ids and their number; also the texts of the tokens, if asked for."""
         fields = self.body.check(body)
         check_model(self.offer, fields["model"])
         tokens = self._tokens(fields)
@@ -78,7 +78,7 @@ class Tokenize:
 
 
 class Detokenize:
-    """The text of token ids, special tokens included."""
+    """The route `/detokenize`: the text of token ids, special tokens included."""
 
     path = "/detokenize"
     method = "POST"
@@ -100,7 +100,7 @@ class Detokenize:
 
 
 def card_of(offer: Offer, created: int) -> dict[str, Any]:
-    """The entry of a model in /v1/models, except for its names.
+    """The entry of a model in /v1/models, without its names.
 
     created: when the server started, in seconds since 1970.
     """

@@ -1,4 +1,4 @@
-"""An answer of `/v1/responses`: one object, or the events that build it up."""
+"""Writes the answer of `/v1/responses`: one object, or a stream of events that build it."""
 
 from __future__ import annotations
 
@@ -19,10 +19,9 @@ Event = dict[str, Any]
 
 
 class ResponseReply:
-    """Words one answer as a response of OpenAI's: one item after the other, with events numbered as
-    they are made.
+    """Formats an answer as a response: items one after another, with numbered events.
 
-    A whole answer is built by the same steps, and its events are not sent.
+    A whole answer is built by the same steps, without sending their events.
     """
 
     def __init__(
@@ -37,7 +36,7 @@ class ResponseReply:
         self._num_events = 0
 
     def whole(self, answers: Sequence[Generation]) -> dict[str, Any]:
-        """The response, built by the steps of a stream."""
+        """The complete response, built by the steps of a stream."""
         (answer,) = answers
         self._logprobs = self._words.chat_logprobs(answer.logprobs or ())
         for step in self._told.read(answer.text or "", final=True):
@@ -56,7 +55,8 @@ class ResponseReply:
         ]
 
     def piece(self, choice: int, piece: Piece) -> list[Event]:
-        """Events for new steps; the first text of a piece has its log-probabilities and fates."""
+        """The events for new text. The first text of a piece has its log-probabilities and
+        fates."""
         ask = self._ask
         _, parts = self._told.track.take_piece(piece)
         logprobs = self._words.chat_logprobs(piece.logprobs or ())
@@ -83,12 +83,12 @@ class ResponseReply:
         return [*events, self._event(f"response.{response['status']}", response=response)]
 
     def failure(self, error: ApiError) -> list[Event]:
-        """Events instead of `closing`, if the request fails on its way."""
+        """The last events if the request fails, instead of those of `closing`."""
         return [self._event("response.failed", response=self._response(None, error))]
 
     def _take(self, step: Told | Thought) -> list[Event]:
-        """Add a step of the answer to its item, which is opened first where an item of another kind
-        was open."""
+        """Add a step of the answer to the open item; if that is of another kind, a new item is
+        opened first."""
         if isinstance(step, Call):
             return self._call(step)
         kind, text = ("reasoning", step.text) if isinstance(step, Thought) else ("message", step)
@@ -102,7 +102,7 @@ class ResponseReply:
         return [*events, self._in_part(f"response.{name}.delta", delta=text, **extra)]
 
     def _open(self, kind: str) -> list[Event]:
-        """Begin an item, which has one part."""
+        """Begin an item with one part."""
         status = "in_progress"
         item: dict[str, Any] = {"id": self._id("msg"), "type": kind, "status": status}
         if kind == "reasoning":
@@ -120,7 +120,7 @@ class ResponseReply:
         ]
 
     def _close(self, status: str = "completed") -> list[Event]:
-        """End the item that is open, if any."""
+        """End the open item, if there is one."""
         if not self._is_open:
             return []
         self._is_open = False
@@ -140,7 +140,7 @@ class ResponseReply:
         ]
 
     def _call(self, call: Call) -> list[Event]:
-        """Add a call, which comes as a whole."""
+        """Add a function call as a complete item."""
         events = self._close()
         place = len(self._items)
         item = {
@@ -164,7 +164,7 @@ class ResponseReply:
         ]
 
     def _end(self, answer: Generation) -> list[Event]:
-        """End the answer; an empty one has an empty message."""
+        """End the answer; an empty one still gets an empty message."""
         status = "incomplete" if finish_of(answer.finish_reason) == "length" else "completed"
         events = [] if self._items else self._open("message")
         return [*events, *self._close(status)]
@@ -184,7 +184,7 @@ class ResponseReply:
         return self._event(kind, **where, content_index=0, **fields)
 
     def _response(self, answer: Generation | None, error: ApiError | None = None) -> dict[str, Any]:
-        """The whole response object; without an answer, in its state before the first token."""
+        """The response object. Without an answer, its state before the first token."""
         status, output, counts, details = "in_progress", list[Any](), None, None
         if error is not None:
             status = "failed"
@@ -226,7 +226,7 @@ class ResponseReply:
         }
 
     def _usage(self, answer: Generation) -> dict[str, Any]:
-        """The counts under this route's names."""
+        """The token counts under this route's names."""
         counts = usage(self._offer, self._ask, [answer])
         return {
             "input_tokens": counts["prompt_tokens"],

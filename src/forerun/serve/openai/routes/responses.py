@@ -1,4 +1,4 @@
-"""`POST /v1/responses`: OpenAI's newer route, for text, thoughts and calls of functions."""
+"""The route `POST /v1/responses`: OpenAI's newer format, with text, thoughts and function calls."""
 
 from __future__ import annotations
 
@@ -99,7 +99,7 @@ ITEM = Tagged(
 
 
 class Responses:
-    """Reads and words responses."""
+    """Reads requests for responses and makes their replies."""
 
     path = "/v1/responses"
     ends_with_done = False  # its last event says that it is the last
@@ -166,8 +166,7 @@ class Responses:
         return fields
 
     def read(self, body: Mapping[str, Any]) -> Ask:
-        """The request: its items as a conversation in the template's words, and how its answer is
-        chosen."""
+        """Turn a body into an `Ask`, with its items as a conversation in the template's format."""
         fields, offer = self.check(body), self.offer
         toolbox = Toolbox.of(offer, nested_tools(fields))
         template = template_of(offer, toolbox.shown)
@@ -210,8 +209,8 @@ class Responses:
 def _messages(fields: Mapping[str, Any], *, reads_thoughts: bool) -> list[dict[str, Any]]:
     """The instructions and the input as chat messages.
 
-    Thoughts, a text and calls that follow one another are one message of the model's; thoughts go
-    to a template that reads them.
+    Successive thoughts, text and calls of the model become one message. Thoughts are passed on only
+    to templates that read them.
     """
     given = fields["input"]
     items = [{"type": "message", "role": "user", "content": given}]
@@ -233,8 +232,8 @@ def _messages(fields: Mapping[str, Any], *, reads_thoughts: bool) -> list[dict[s
 def _add_own(
     messages: list[dict[str, Any]], item: Mapping[str, Any], *, reads_thoughts: bool
 ) -> None:
-    """Add an item of the model's to its last message, or to a new one where it comes too late for
-    that."""
+    """Add one of the model's own items to its last message, or to a new message if it does not fit
+    there."""
     last = messages[-1] if messages and messages[-1]["role"] == "assistant" else None
     has_text = last is not None and (last["content"] is not None or "tool_calls" in last)
     if last is None or (has_text and item["type"] != "function_call"):
