@@ -1,4 +1,5 @@
-"""`fr.audit`: is the speculation of an OpenAI-compatible endpoint honest?  Asked from outside."""
+"""`fr.audit`: tests from outside whether an OpenAI-compatible endpoint's speculation is
+lossless."""
 
 from forerun.audit.auditing import Audit as Audit
 from forerun.audit.auditing import Settings as Settings

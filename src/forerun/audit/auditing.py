@@ -1,4 +1,4 @@
-"""The audit: meet the endpoint, run the checks within the budget, report."""
+"""Runs an audit: finds out what the endpoint can do, runs the checks within the budget, reports."""
 
 from __future__ import annotations
 
@@ -47,11 +47,13 @@ Progress = Callable[[str, int, int], None]
 
 @dataclass(frozen=True)
 class Settings:
-    """The settings that the questions of an audit depend on.
+    """The settings that determine which questions an audit asks.
 
-    url: up to and with /v1.  model: None for the first that the endpoint lists.  budget: tokens
-    that may be generated.  seed: of the prompts.  slack: how far rounding may move a ratio of
-    chances; None to measure it.
+    url: up to and including /v1.
+    model: None for the first model that the endpoint lists.
+    budget: how many tokens may be generated.
+    seed: of the prompts.
+    slack: how far rounding may move the ratio of two probabilities; None to measure it.
     """
 
     url: str
@@ -61,7 +63,7 @@ class Settings:
     slack: float | None = None
 
     def __post_init__(self) -> None:
-        """Refuse settings with which nothing could be shown."""
+        """Refuse settings with which an audit could not show anything."""
         if self.budget < LEAST_BUDGET:
             cure = f"Allow at least {LEAST_BUDGET} generated tokens; {Settings.budget} is usual."
             raise InputError(explain("The budget is too small.", self.budget, cure))
@@ -87,10 +89,14 @@ def audit(
 ) -> Report:
     """Audit the speculation of an OpenAI-compatible endpoint, from outside.
 
-    url: up to and with /v1.  key: sent as a bearer token.  budget: generated tokens, at most.
-    out: folder for the journal, which an audit that was stopped goes on from, and the report.
-    rate: requests a second, at most.  seed: of the prompts.  slack: how far rounding may move the
-    ratio of two chances; None measures it.  transport: carries requests instead of HTTP.
+    url: up to and including /v1.
+    key: sent as a bearer token.
+    budget: the most tokens to generate.
+    out: folder for the report and the journal; with its journal, a stopped audit is resumed.
+    rate: the most requests per second.
+    seed: of the prompts.
+    slack: how far rounding may move the ratio of two probabilities; None measures it.
+    transport: carries requests instead of HTTP.
     """
     settings = Settings(url, model, budget, seed, slack)
     if rate <= 0:
@@ -113,14 +119,15 @@ def audit(
 
 
 def allowance(check: str, total: int) -> int | None:
-    """The number of tokens that a check may spend of a budget; None: all that is left."""
+    """The number of tokens of a budget that a check may spend; None: all that is left."""
     if check not in SHARES:
         return None
     return max(int(SHARES[check] * total), min(FLOORS[check], total // 4))
 
 
 def _not_honoured(options: Finding) -> dict[str, str]:
-    """The conditions under which the law is not tested, since their options are not honoured."""
+    """The conditions that are not tested because the endpoint ignores their options, with that
+    reason."""
     outcomes = options.details.get("outcomes", {})
     return {
         condition.name: f"{name} is not honoured"
@@ -133,8 +140,8 @@ def _not_honoured(options: Finding) -> dict[str, str]:
 class Audit:
     """One run of all checks.
 
-    Each has a share of the budget, in an order that depends on nothing but settings and answers,
-    so that a journal brings an audit back to where it was.
+    Each check has a share of the budget. Their order depends only on settings and answers, so an
+    audit that is repeated with its journal continues where it stopped.
     """
 
     def __init__(
@@ -148,8 +155,8 @@ class Audit:
         self._streams: list[Sequence[Chunk]] = []
 
     def run(self) -> Report:
-        """Make all checks, the cheap and exact ones first; the check of the law gets the budget
-        that they leave."""
+        """Run all checks, the cheap and exact ones first. The check of the law gets the rest of the
+        budget."""
         settings, base = self.settings, base_path(self.settings.url)
         met = meet(self.journal, self.budget, base, settings.model, self.prompts[0])
         root = base.removesuffix("/v1")
@@ -165,14 +172,15 @@ class Audit:
         return self._report(met, findings, speculation)
 
     def _repeats(self, met: Meeting) -> Finding:
-        """Check repeatability; its streams also show whether tokens come in runs."""
+        """Check repeatability. Its streams are kept: they also show whether tokens arrive several
+        at a time."""
         finding, streams = check_repeats(met.endpoint, self.prompts[0], has_seeds=met.has_seeds)
         self._streams += streams
         return finding
 
     def _of_laws(self, met: Meeting, base: str) -> list[Finding]:
-        """Check options, the law and log-probabilities, as far as the endpoint tells what these
-        checks need."""
+        """Check options, the law and log-probabilities, as far as the endpoint provides what these
+        need."""
         if not met.has_logprobs:
             lost = "Needs log-probabilities, which the endpoint does not give."
             pairs = self._spend("law", lambda: check_law_by_pairs(met.endpoint, self.prompts))
@@ -180,7 +188,7 @@ class Audit:
             return [*unknown, pairs]
 
         def id_of(text: str) -> int | None:
-            """The id of a token, for options that name tokens by it."""
+            """The id of a token, for options that need ids."""
             return token_id(self.journal, base, met.model, text)
 
         options = self._spend(
@@ -197,7 +205,7 @@ class Audit:
         return [options, law, check_logprobs(check.heard)]
 
     def _spend(self, name: str, check: Callable[[], Finding]) -> Finding:
-        """Run a check within its share; what it spent goes into its finding."""
+        """Run a check within its share of the budget, and add what it spent to its finding."""
         spent, asked = self.budget.spent, self.budget.num_requests
         self.budget.on_answer = lambda: self._progress(name, self.budget.spent, self.budget.total)
         self.budget.on_answer()
@@ -216,9 +224,9 @@ class Audit:
     def _report(
         self, met: Meeting, findings: Sequence[Finding], speculation: Speculation
     ) -> Report:
-        """Put the findings together with the settings and what was spent.
+        """Combine the findings with the settings and costs.
 
-        The level is that of the checks that depend on chance; the others are exact.
+        The significance level applies to the checks that depend on chance; the others are exact.
         """
         settings: dict[str, Any] = {
             "budget": self.settings.budget,

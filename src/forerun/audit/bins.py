@@ -1,4 +1,5 @@
-"""The law of one token as an endpoint tells it: the likeliest tokens, and the rest as one bin."""
+"""The distribution of one token as an endpoint reports it: the likeliest tokens, and one bin for
+the rest."""
 
 from __future__ import annotations
 
@@ -25,11 +26,12 @@ ROUNDING = 2e-4
 
 @dataclass(frozen=True)
 class Bins:
-    """Tokens by falling chance, the tail last.
+    """A distribution over tokens in order of probability, with all unlisted tokens in a last bin,
+    the tail.
 
-    chances: (B,), their sum is 1.  most: upper bounds (B,) of the chances, allowing for what the
-    endpoint does not say.  has_tail: False for the law of the listed tokens alone, given that one
-    of them comes.
+    chances: the probabilities (B,), which sum to 1.
+    most: upper bounds (B,) of the probabilities, allowing for what the endpoint does not say.
+    has_tail: False for the distribution among the listed tokens only.
     """
 
     keys: tuple[Key, ...]
@@ -40,7 +42,7 @@ class Bins:
 
     @classmethod
     def of(cls, logprobs: Mapping[Key, float]) -> Bins:
-        """The bins made of the log-probabilities of the likeliest tokens."""
+        """Make bins from the log-probabilities of the likeliest tokens."""
         listed = {key: math.exp(value) for key, value in logprobs.items() if UNREADABLE not in key}
         total = sum(listed.values())
         if total > 1:
@@ -53,26 +55,26 @@ class Bins:
         )
 
     def index(self, key: Key) -> int:
-        """The bin of a token."""
+        """The index of a token's bin."""
         return self._places.get(key, len(self.keys) - 1)
 
     def speaks_of(self, key: Key) -> bool:
-        """Whether the law says anything about a token; a law of the listed tokens is silent on the
-        others."""
+        """Whether the distribution covers a token; without a tail, unlisted tokens are not
+        covered."""
         return self.has_tail or self.index(key) < len(self.keys) - 1
 
     @cached_property
     def _places(self) -> dict[Key, int]:
-        """The bin of every listed token."""
+        """The index of every listed token's bin."""
         return {key: place for place, key in enumerate(self.keys)}
 
     def chance(self, key: Key) -> float:
-        """The chance of a token's bin."""
+        """The probability of a token's bin."""
         return float(self.chances[self.index(key)])
 
     def spread_over(self, keys: Sequence[Key]) -> HostArray:
-        """The chances of this law on the bins of another one, (B,); tokens without a bin there go
-        into the tail."""
+        """The probabilities of this distribution arranged in the bins of another, (B,); tokens
+        without a bin there count in the tail."""
         moved = np.array([self.chances[place] if (place := self._places.get(key)) is not None
                           else 0.0 for key in keys])  # fmt: skip
         moved[-1] += max(0.0, 1.0 - float(moved.sum()))

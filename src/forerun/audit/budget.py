@@ -1,4 +1,4 @@
-"""Tokens that may be generated: what a request could cost is set aside before it is sent."""
+"""The budget of an audit: the tokens a request could cost are reserved before it is sent."""
 
 from __future__ import annotations
 
@@ -11,12 +11,13 @@ from forerun.base.errors import ForerunError
 
 
 class SpentError(ForerunError):
-    """Too few tokens are left for a request, which is therefore not sent."""
+    """Too few tokens are left for a request, so it is not sent."""
 
 
 @dataclass
 class Budget:
-    """total: generated tokens of the whole audit.  A check may spend up to a share of its own."""
+    """The tokens that an audit may generate, `total` in all. Each check may spend a share of
+    them."""
 
     total: int
     spent: int = 0  # by answers
@@ -35,7 +36,7 @@ class Budget:
 
     @contextmanager
     def share(self, tokens: int) -> Iterator[None]:
-        """Within this block, limit what may be spent to this number of tokens."""
+        """Within this block, at most `tokens` tokens may be spent."""
         before, self._limit = self._limit, self.spent + tokens
         try:
             yield
@@ -43,15 +44,15 @@ class Budget:
             self._limit = before
 
     def reserve(self, tokens: int) -> None:
-        """Set tokens aside for a request; raises `SpentError` where there are not enough."""
+        """Reserve tokens for a request; raises `SpentError` if too few are left."""
         with self._lock:
             if tokens > self.left:
                 raise SpentError(f"{tokens} tokens are needed and {self.left} are left.")
             self._reserved += tokens
 
     def settle(self, reserved: int, used: int, num_prompt_tokens: int = 0) -> None:
-        """Replace the reservation of a request by the number of tokens that its answer used, which
-        may be more than it was allowed."""
+        """Replace a request's reservation by what its answer used; that may be more than was
+        allowed."""
         with self._lock:
             self._reserved -= reserved
             self.spent += used

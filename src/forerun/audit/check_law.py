@@ -1,8 +1,9 @@
-"""The law: tokens of speculated text against the law of one-token requests at the same places.
+"""Tests the law: compares tokens of longer texts, which may be speculated, with the distributions
+that one-token requests report at the same places.
 
-Texts are asked for under several conditions: options, and numbers of tokens.  What a law becomes
-under an option follows from the plain one, so one-token requests are made without options, and
-their answers serve all conditions.
+Texts are requested under several conditions: sampling options and lengths. The law under an option
+can be computed from the plain one, so one-token requests are made without options, and their
+answers serve all conditions.
 """
 
 from __future__ import annotations
@@ -47,7 +48,7 @@ LIKELY = 1e-3
 
 @dataclass
 class Heard:
-    """A token of speculated text without options, and the law at its place.
+    """A token of a text that was requested without options, and the law at its place.
 
     The log-probabilities that came with the text are compared with this law later.
     """
@@ -57,15 +58,15 @@ class Heard:
 
 
 def _evidence(num_mechanisms: int = 1) -> Evidence:
-    """Evidence for one condition, which none of its tokens has moved yet."""
+    """New evidence for one condition."""
     return Evidence(len(NAMES), 4, num_others=2, num_mechanisms=num_mechanisms)
 
 
 @dataclass
 class LawCheck:
-    """Tests the law until it is rejected, or nothing is left to spend.
+    """Tests the law until it is rejected or the budget is spent.
 
-    left_out: why conditions are not tested, by name.
+    left_out: by name, the reason why a condition is not tested.
     """
 
     endpoint: Endpoint
@@ -87,7 +88,8 @@ class LawCheck:
     _places: list[tuple[Condition, Prompt, Sequence[Token]]] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        """Give every condition wealth of its own, once for each reading of its law."""
+        """Start separate evidence for every condition, and for each interpretation of its
+        options."""
         parts = {
             one.name: [_evidence() for _ in range(one.num_readings)] for one in self.conditions
         }
@@ -113,11 +115,12 @@ class LawCheck:
 
     @property
     def _is_rejected(self) -> bool:
-        """Whether the e-value has passed the bar."""
+        """Whether the e-value is large enough to reject the law."""
         return self.wealth.log_e_value >= needed(self.level)
 
     def _texts(self) -> Iterator[tuple[Condition, Prompt, tuple[Token, ...], bool]]:
-        """Texts under the conditions, each with its prompt and whether it ended early."""
+        """Request texts under the conditions. Yields the condition, the prompt, the tokens, and
+        whether the text ended early."""
         while open_ := [one for one in self.conditions if one.name not in self.left_out]:
             condition = self.wealth.next(open_)
             prompt, before = self._prompt(condition), self.endpoint.budget.spent
@@ -132,7 +135,8 @@ class LawCheck:
                 self.left_out[condition.name] = f"refused: {refusal.reason[:60]}"
 
     def _text(self, condition: Condition, prompt: Prompt) -> tuple[tuple[Token, ...], bool]:
-        """The tokens of a new text, and whether it ended early, by a token that is not shown."""
+        """Request a text. Returns its tokens, and whether it ended early by a token that is not
+        shown."""
         options = {**self.endpoint.plain, **condition.options}
         if self.seeded and self.num_texts // 2 % 2:
             options["seed"] = 1000 + self.num_texts
@@ -142,11 +146,11 @@ class LawCheck:
         return choice.tokens or (), choice.reason == "stop"
 
     def _prompt(self, condition: Condition) -> Prompt:
-        """The prompt on which bets have won most; of longer texts without options the prompts in
-        turn, but two texts in three go to the one whose copies are likeliest, since faults of
-        copied drafts show where drafts are accepted.
+        """Choose the prompt of the next text: usually the one on which bets have won most.
 
-        Which prompt comes next depends on earlier texts alone, so the test stays valid.
+        Longer texts without options use the prompts in turn, but two in three use the one whose
+        copies are likeliest, because faults with copied drafts show where drafts are accepted. The
+        choice depends only on earlier texts, so the test stays valid.
         """
         if condition.has_penalties:  # so that what the prompt says is known to the word
             return Prompt("", self.prompts[0].pieces)
@@ -165,8 +169,8 @@ class LawCheck:
     def _look(
         self, condition: Condition, prompt: Prompt, tokens: Sequence[Token], is_cut: bool
     ) -> None:
-        """Bet on every token of a text; an end that shows no token counts as the least informative
-        token."""
+        """Bet on every token of a text. An end that is not shown as a token counts as the least
+        informative one."""
         text: list[Key] = [*prompt.pieces, *(token.text for token in tokens)]
         before: list[Bins] | None = None
         self._mechanisms.start()
@@ -198,7 +202,8 @@ class LawCheck:
         self, condition: Condition, spot: Spot, laws: Sequence[Bins],
         before: Sequence[Bins] | None, seen: Key | None,
     ) -> None:  # fmt: skip
-        """One token for the condition's evidence, by every reading of its law, and for the pool."""
+        """Bet on one token: once for each interpretation of the condition, and for the pool of all
+        conditions."""
         slack = condition.slack(self._slack)
         parts = self.wealth.parts[condition.name]
         for number, (evidence, law) in enumerate(zip(parts, laws, strict=True)):
@@ -214,15 +219,15 @@ class LawCheck:
                     self._mechanisms.see(seen)
 
     def _law(self, prompt: Prompt, tokens: Sequence[Token], place: int) -> Bins | None:
-        """The law of a place, from a request for it, or from the text itself where an answer cannot
-        be continued."""
+        """The law at a place, from a one-token request; or from the text itself if the endpoint
+        cannot continue an answer."""
         if self.endpoint.can_continue or place == 0:
             return self.endpoint.law(prompt.text, tokens[:place])
         return Bins.of(tokens[place].top) if place < len(tokens) and tokens[place].top else None
 
     def _note(self, condition: Condition, token: Token, spot: Spot, law: Bins) -> None:
-        """Record for the interval whether the copied token came, or the likeliest one where nothing
-        was copied."""
+        """Record, for the estimate of bias, whether the token that a copying drafter would guess
+        came; without such a guess, whether the likeliest token came."""
         if not condition.options:
             self.heard.append(Heard(token, spot.plain))
         guess = copied(spot.text, spot.place)
@@ -234,10 +239,10 @@ class LawCheck:
         self.guesses.append(Guess(condition.name, chance, came, is_copied))
 
     def _sampled(self) -> Evidence:
-        """One-token samples, which nothing speculates on, at the places of the condition that was
-        rejected: do they follow its law?
+        """Test one-token samples, which cannot be speculated, at the places where the law was
+        rejected: do they follow it?
 
-        Samples are drawn until that is clear, MOST_SAMPLES at most.
+        Samples are drawn until that is clear, at most MOST_SAMPLES.
         """
         name = self.wealth.suspect()
         looked = self.wealth.pool if name is None else self.wealth.parts[name][0]
@@ -269,7 +274,7 @@ class LawCheck:
         return evidence
 
     def _hear(self) -> None:
-        """Collect laws of further texts, for the check of log-probabilities only."""
+        """Collect the laws of further texts, only for the check of log-probabilities."""
         plain = Condition("plain")
         while len(self.heard) < LEAST_HEARD:
             prompt = self._prompt(plain)
@@ -279,7 +284,8 @@ class LawCheck:
                     self.heard.append(Heard(token, law))
 
     def _rounding(self) -> float:
-        """How far the law of a place moves between two requests for it, as a ratio less 1."""
+        """Measure how much the law of a place differs between two requests: the largest ratio, less
+        1."""
         worst = LEAST_SLACK
         for number in range(NUM_ASKED_AGAIN):
             prompt = self.prompts[number % len(self.prompts)].text
@@ -295,7 +301,7 @@ class LawCheck:
         return min(worst, MOST_SLACK)
 
     def _outcome(self, samples: Evidence | None) -> Outcome:
-        """Collect everything that the finding is made of."""
+        """Collect all data that the finding needs."""
         return Outcome(
             self.wealth,
             self.level,

@@ -1,5 +1,5 @@
-"""Log-probabilities against each other: those of speculated text and those of one-token requests;
-those at the beginning of the audit and those at its end."""
+"""Compares log-probabilities: of texts with those of one-token requests, and of the beginning of
+the audit with its end."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ LIKELY = 0.05
 
 
 def check_logprobs(heard: Sequence[Heard]) -> Finding:
-    """Compare the log-probabilities of tokens of texts with those of one-token requests."""
+    """Compare the log-probabilities of tokens in texts with those of one-token requests."""
     pairs = [
         (item.token.logprob, math.log(chance))
         for item in heard
@@ -57,10 +57,10 @@ def check_logprobs(heard: Sequence[Heard]) -> Finding:
 
 
 def binomial_interval(hits: int, count: int, level: float = 0.01) -> tuple[float, float]:
-    """Bounds on a share by the tails of the binomial law (Clopper and Pearson)."""
+    """A confidence interval for a share: `hits` of `count` (Clopper and Pearson)."""
 
     def tail(chance: float, least: int) -> float:
-        """The chance of at least `least` hits among `count`."""
+        """The probability of at least `least` hits out of `count`."""
         if chance <= 0:
             return 1.0 if least <= 0 else 0.0
         if chance >= 1:
@@ -75,7 +75,7 @@ def binomial_interval(hits: int, count: int, level: float = 0.01) -> tuple[float
         return min(1.0, total)
 
     def solve(least: int, goal: float) -> float:
-        """The share at which `least` or more hits have the chance `goal`."""
+        """The share at which `least` or more hits have the probability `goal`."""
         low, high = 0.0, 1.0
         for _ in range(40):
             middle = (low + high) / 2
@@ -88,7 +88,7 @@ def binomial_interval(hits: int, count: int, level: float = 0.01) -> tuple[float
 
 
 def check_unchanged(endpoint: Endpoint, prompt: Prompt) -> Finding:
-    """Compare the law after a prompt at the end of the audit with that at its beginning."""
+    """Check that the law after a prompt is the same at the end of the audit as at its beginning."""
     name = "same model"
     try:
         first = endpoint.law(prompt.text, ())

@@ -1,4 +1,4 @@
-"""Options under speculation: they change the law as they should, or are refused, not ignored."""
+"""Checks that options change the law as they should, or are refused, and not ignored."""
 
 from __future__ import annotations
 
@@ -46,9 +46,9 @@ the prompt."""
 
 @dataclass
 class Trial:
-    """One option on the way to a verdict.
+    """The test of one option.
 
-    against_honoured: log-wealth of the bet that it is ignored, one for each honest reading.
+    against_honoured: log-wealth of the bet that it is ignored, one for each valid interpretation.
     against_ignored: log-wealth of the bet that it is honoured.
     """
 
@@ -61,10 +61,12 @@ class Trial:
     outcome: str = "undecided"
 
     def see(self, plain: Bins, key: Key, said: Sequence[Key], prompt: Prompt) -> None:
-        """Bet on a token by both laws, the one under the option and the one without.
+        """Update both bets with a token, by the laws with and without the option.
 
-        key: the token that came.  said: those before it.  Each bet is paid by the upper bound of
-        the law that it is against, so under that law its mean is 1 at most.
+        key: the token that came.
+        said: the tokens before it.
+        Each bet is paid by the upper bound of the law that it bets against, so under that law its
+        expected factor is at most 1.
         """
         self.num_tokens += 1
         laws = self.laws(plain, said, prompt)
@@ -84,10 +86,10 @@ class Trial:
 
 @dataclass
 class OptionCheck:
-    """Asks for short texts under one option after another.
+    """Tests options one after another, by requesting short texts.
 
-    Each option has an equal part of what is left of the budget, and an equal part of the level.
-    id_of: the id of a token, by its text; None where the endpoint does not tell ids.
+    Each option gets an equal part of the remaining budget, and of the significance level.
+    id_of: finds the id of a token from its text; gives None if the endpoint does not tell ids.
     """
 
     endpoint: Endpoint
@@ -95,7 +97,7 @@ class OptionCheck:
     id_of: Callable[[str], int | None]  # of a token's text
 
     def run(self) -> Finding:
-        """Try every option until it is decided or its share of the budget is spent."""
+        """Test every option until it is decided or its share of the budget is spent."""
         trials = [*self._trials()]
         spent = False
         for trial in trials:
@@ -111,7 +113,7 @@ class OptionCheck:
         return _finding(trials, spent)
 
     def _trials(self) -> Iterator[Trial]:
-        """The options to try, each with the law that it should lead to."""
+        """The options to test, each with the law that it should lead to."""
         plain = self.endpoint.plain
         for tried in TRIED:
             laws = partial(tried.laws, slack=MARGIN)
@@ -122,9 +124,9 @@ class OptionCheck:
             yield Trial("logit_bias", options, lambda law, said, prompt: [without(law, word)])
 
     def _try(self, trial: Trial) -> None:
-        """Ask for texts under an option until they show whether it is honoured.
+        """Request texts with an option until they show whether it is honoured.
 
-        Where no token of a text is known well enough, the option cannot be tested here.
+        If no token of a text has a law that is known well enough, the option cannot be tested.
         """
         number = 0
         prompt = self.prompts[0]
@@ -149,13 +151,13 @@ class OptionCheck:
 
 
 def without(law: Bins, word: Key) -> Bins:
-    """The law after a ban of one token."""
+    """The law after banning one token."""
     is_left = np.array([key != word for key in law.keys])
     return between(law.keys, law.chances * is_left, law.most * is_left)
 
 
 def _finding(trials: Sequence[Trial], spent: bool) -> Finding:
-    """The outcome of all options in one finding; one that is ignored makes it a failure."""
+    """One finding for all options; it is a failure if any of them is ignored."""
     outcomes = {trial.name: trial.outcome for trial in trials}
     wrong = [name for name, outcome in outcomes.items() if outcome == "not honoured"]
     right = [name for name, outcome in outcomes.items() if outcome == "honoured"]

@@ -1,6 +1,7 @@
-"""Repeatability: the same question with the same seed, idle, streamed, under load, warm, n > 1.
+"""Checks repeatability: the same question and seed when idle, streamed, under load, cached, and
+with n > 1.
 
-Where two answers part, the law of that place says whether rounding explains it.
+If two answers differ, the law at that place shows whether rounding explains it.
 """
 
 from __future__ import annotations
@@ -29,10 +30,10 @@ NEAR = 0.1
 
 @dataclass(frozen=True)
 class Fork:
-    """The place at which two answers part.
+    """The first place at which two answers differ.
 
-    place: the number of tokens (characters where tokens are not told) that are the same.
-    gap: between the log-probabilities of the two next tokens; None if not known.
+    place: the number of equal tokens before it (characters, if tokens are not reported).
+    gap: the difference of the log-probabilities of the two next tokens; None if unknown.
     """
 
     place: int
@@ -40,19 +41,19 @@ class Fork:
 
     @property
     def is_near_tie(self) -> bool:
-        """Whether rounding explains that the answers part here."""
+        """Whether rounding may explain the difference."""
         return self.gap is not None and self.gap <= NEAR
 
     @property
     def words(self) -> str:
-        """The place and the gap, for a report."""
+        """The place and the gap in words, for a report."""
         if self.gap is None:
             return f"at {self.place}, of unknown size"
         return f"at token {self.place}, where the two differ by {self.gap:.2g} nats"
 
 
 def first_fork(endpoint: Endpoint, prompt: str, one: Choice, other: Choice) -> Fork | None:
-    """Where two answers part; None if they are the same."""
+    """The first place at which two answers differ; None if they are equal."""
     if one.text == other.text:
         return None
     if one.tokens is None or other.tokens is None:
@@ -73,7 +74,8 @@ def _common(one: Sequence[object], other: Sequence[object]) -> int:
 def _gap(
     endpoint: Endpoint, prompt: str, before: Sequence[Token], one: Token, other: Token
 ) -> float | None:
-    """Nats between two tokens at a place, by a one-token request; None where it is not told."""
+    """The difference in log-probability of two tokens at a place, from a one-token request; None if
+    it is not reported."""
     try:
         law = endpoint.law(prompt, before)
     except (SpentError, RefusedError):
@@ -85,15 +87,17 @@ def _gap(
 
 
 def greedily(endpoint: Endpoint) -> dict[str, Any]:
-    """The options of a greedy answer."""
+    """The options for a greedy answer."""
     return {**endpoint.plain, "temperature": 0.0}
 
 
 @dataclass
 class Repeats:
-    """One question asked in several settings.
+    """One question asked in several situations.
 
-    name: "seeded" or "greedy".  options: that make its text certain.  answers: by setting.
+    name: "seeded" or "greedy".
+    options: those that should make its text always the same.
+    answers: by situation.
     """
 
     endpoint: Endpoint
@@ -103,9 +107,9 @@ class Repeats:
     answers: dict[str, Answer] = field(default_factory=dict)
 
     def run(self) -> None:
-        """Ask in every setting: idle twice, streamed, under load, and when all of that is cached.
+        """Ask in every situation: idle twice, streamed, under load, and again when all is cached.
 
-        Answers that came before the budget or the endpoint ended it are kept.
+        If the budget runs out or the endpoint refuses, the answers so far are kept.
         """
         question = Question(self.prompt.text, LENGTH, options=self.options)
         self._ask("idle", question)
@@ -115,7 +119,7 @@ class Repeats:
         self._ask("warm", question)
 
     def _ask(self, setting: str, question: Question) -> None:
-        """Ask once, and keep the answer under the name of its setting."""
+        """Ask once, and keep the answer under the name of the situation."""
         self.answers[setting] = self.endpoint.ask(f"repeat/{self.name}/{setting}", question)
 
     def _ask_under_load(self, question: Question) -> None:
@@ -137,14 +141,14 @@ class Repeats:
 
     @property
     def num_texts(self) -> int:
-        """How many texts there are to compare."""
+        """The number of different texts among the answers."""
         return len({answer.text for answer in self.answers.values()})
 
 
 def check_repeats(
     endpoint: Endpoint, prompt: Prompt, *, has_seeds: bool
 ) -> tuple[Finding, list[Sequence[Chunk]]]:
-    """The finding, and the chunks of the streamed answers."""
+    """Check repeatability. Returns the finding, and the chunks of the streamed answers."""
     greedy = Repeats(endpoint, COPYING, "greedy", greedily(endpoint))
     seeded = Repeats(endpoint, prompt, "seeded", {**endpoint.plain, "seed": SEED})
     problems: list[str] = []
@@ -166,10 +170,10 @@ def check_repeats(
 
 
 def _compare(endpoint: Endpoint, repeats: Repeats, problems: list[str], notes: list[str]) -> None:
-    """Compare every answer with the first, and add to problems or notes.
+    """Compare every answer with the first, and add what differs to problems or notes.
 
-    A greedy text may part from another at a near-tie.  A seeded one may not: its numbers are the
-    same, and a near-tie of two tokens is no near-tie of the numbers that choose between them.
+    A greedy text may differ at a near-tie. A seeded one may not: its random numbers are the same,
+    and two tokens that are nearly equally likely are rarely also nearly tied for these numbers.
     """
     if "idle" not in repeats.answers:
         return
@@ -193,7 +197,7 @@ def _compare(endpoint: Endpoint, repeats: Repeats, problems: list[str], notes: l
 def _compare_samples(
     endpoint: Endpoint, prompt: Prompt, problems: list[str], notes: list[str]
 ) -> None:
-    """n = 2 twice: the same two texts, and two different ones."""
+    """Ask twice for n = 2: the pairs must be equal, and the two texts of a pair should differ."""
     question = Question(prompt.text, LENGTH, options={**endpoint.plain, "seed": SEED}, n=2)
     try:
         answers = [endpoint.ask(f"repeat/n/{number}", question) for number in range(2)]
@@ -213,13 +217,14 @@ def _compare_samples(
 
 
 def _is_unlikely(choice: Choice) -> bool:
-    """Whether the chance that a text comes twice in a row is below one in ten thousand."""
+    """Whether the probability of this text is so low that it hardly comes twice in a row by
+    chance."""
     told = choice.tokens or ()
     return sum(token.logprob for token in told) < COINCIDENCE
 
 
 def _finding(both: Sequence[Repeats], problems: Sequence[str], notes: Sequence[str]) -> Finding:
-    """Both rows of answers, seeded and greedy, in one finding."""
+    """One finding for the seeded and the greedy answers."""
     num_asked = sum(len(each.answers) for each in both)
     if num_asked < 2:
         return Finding("repeatability", Status.UNKNOWN, "; ".join(notes) or "Nothing was asked.")

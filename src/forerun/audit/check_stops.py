@@ -21,9 +21,10 @@ LIMITS = (1, 2, 3, 5, 8)
 
 @dataclass
 class StopCheck:
-    """Compares cut answers with a greedy answer that was not cut.
+    """Compares shortened answers with a greedy answer that was not shortened.
 
-    problems: cuts that are wrong.  notes: cuts that could not be compared, and why.
+    problems: answers that were cut at a wrong place.
+    notes: cuts that could not be compared, and why.
     """
 
     endpoint: Endpoint
@@ -32,7 +33,8 @@ class StopCheck:
     num_compared: int = 0
 
     def run(self) -> Finding:
-        """Ask for the whole text, then for it with limits and with stops that occur in it."""
+        """Request the whole text, then the same with limits and with stop strings that occur in
+        it."""
         question = Question(COPYING.text, LENGTH, options=greedily(self.endpoint))
         try:
             whole = self.endpoint.ask("stop/whole", question)
@@ -50,9 +52,9 @@ class StopCheck:
         return self._finding()
 
     def _limit(self, whole: Answer, limit: int) -> None:
-        """Compare the text under a limit with the beginning of the whole one.
+        """Compare the text under a token limit with the beginning of the whole text.
 
-        Where it is another text, greedy text itself is not repeatable, which another check says.
+        If it is another text, greedy texts are not repeatable, which another check reports.
         """
         question = Question(COPYING.text, limit, options=greedily(self.endpoint))
         answer = self.endpoint.ask(f"limit/{limit}", question)
@@ -63,7 +65,7 @@ class StopCheck:
         self._counts(f"max_tokens={limit}", answer, limit)
 
     def _counts(self, name: str, answer: Answer, limit: int) -> None:
-        """Check that the token counts of an answer agree with each other and with the limit."""
+        """Check that an answer's token counts agree with each other and with the limit."""
         choice = answer.choices[0]
         told = None if choice.tokens is None else len(choice.tokens)
         for count, source in ((answer.num_tokens, "usage"), (told, "logprobs")):
@@ -79,10 +81,10 @@ class StopCheck:
             self.problems.append(f"{name}: usage adds up {parts[0]} and {parts[1]} to {total}")
 
     def _stop(self, whole: Answer, kind: str, stop: str, name: str, *, is_streamed: bool) -> None:
-        """Compare the text under a stop string with the whole one up to that string.
+        """Compare the text with a stop string with the whole text up to that string.
 
-        kind: where the string lies, in words.  The text must end right before it, and say that it
-        was stopped.
+        kind: where the string lies, in words. The text must end right before it, and the finish
+        reason must say so.
         """
         question = Question(
             COPYING.text,
@@ -110,7 +112,7 @@ class StopCheck:
             self.problems.append(f"{way}: finish_reason is {answer.choices[0].reason!r}")
 
     def _finding(self) -> Finding:
-        """Report what was compared, and every cut that was wrong."""
+        """A finding with all cuts that were wrong."""
         if self.num_compared == 0:
             words = "No cut text could be compared. " + "; ".join(self.notes)
             return Finding("stops and limits", Status.UNKNOWN, words.strip())
@@ -132,7 +134,8 @@ class StopCheck:
 
 
 def stops_in(whole: Answer) -> Iterator[tuple[str, str]]:
-    """Stop strings that occur in a text: inside a token, across two, and of whole tokens."""
+    """Stop strings that occur in a text: inside a token, across two tokens, and consisting of whole
+    tokens."""
     tokens = whole.choices[0].tokens
     if not tokens or len(tokens) < 6 or UNREADABLE in whole.text:
         middle = len(whole.text) // 2
@@ -147,6 +150,6 @@ def stops_in(whole: Answer) -> Iterator[tuple[str, str]]:
 
 
 def _is_new(tokens: tuple[Token, ...], at: int) -> bool:
-    """Whether the end of a token does not occur in the text before it."""
+    """Whether the end of a token does not occur earlier in the text."""
     end = tokens[at].text[-2:]
     return bool(end.strip()) and end not in "".join(token.text for token in tokens[:at])

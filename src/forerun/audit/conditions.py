@@ -1,10 +1,10 @@
-"""Ways to sample, and the laws they make of a law that is known by its likeliest tokens.
+"""Sampling conditions, and how each changes a law that is known only for its likeliest tokens.
 
-The law without options is what one-token requests state.  From it follows the law at another
-temperature, under a truncation and after penalties, up to what the endpoint does not say: what the
-tail is made of, how close calls at the edge of a truncation end, and which tokens of the prompt
-count as said.  So every chance has an upper bound that an honest endpoint does not exceed, and the
-bets of `evidence` are paid by that bound.
+One-token requests report the law without options. The law at another temperature, under a
+truncation or with penalties can be computed from it, except for what the endpoint does not say:
+which tokens are in the tail, how close calls at the edge of a truncation end, and which tokens of
+the prompt count for penalties. So every probability gets an upper bound that an honest endpoint
+does not exceed, and the bets of `evidence` are paid by that bound.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ asked for, and what comes at a place is learned sooner."""
 
 @dataclass(frozen=True)
 class Condition:
-    """How texts are sampled: options beside the plain ones, and the number of tokens asked for."""
+    """How texts are sampled: extra options, and the number of tokens requested."""
 
     name: str
     options: Mapping[str, float] = field(default_factory=dict)
@@ -41,30 +41,30 @@ class Condition:
 
     @property
     def has_penalties(self) -> bool:
-        """Whether the law of a token depends on which tokens were said."""
+        """Whether the law of a token depends on the tokens before it through penalties."""
         return any(name.endswith("_penalty") for name in self.options)
 
     @property
     def num_readings(self) -> int:
-        """In how many ways honest servers understand the options."""
+        """The number of ways in which honest servers interpret the options."""
         return 2 if self.has_penalties else 1
 
     @property
     def options_at_once(self) -> Mapping[str, float]:
-        """The options that act on the first token of an answer, too."""
+        """The options that already affect the first token of an answer."""
         return {} if self.has_penalties else self.options
 
     def laws(self, plain: Bins, said: Sequence[Key], prompt: Prompt, slack: float) -> list[Bins]:
-        """The law under each honest reading of the options: for penalties, servers count the
-        generated tokens alone, or those of the prompt as well."""
+        """The law under each valid interpretation of the options. For penalties there are two:
+        servers count only generated tokens, or those of the prompt too."""
         if not self.options:
             return [plain]
         readings: list[Prompt | None] = [None, prompt] if self.has_penalties else [None]
         return [changed(plain, self.options, said, reading, slack) for reading in readings]
 
     def slack(self, plain: float) -> float:
-        """How far rounding may move a ratio of chances, where it moves those of the plain law by
-        `plain`: a token's weight and the sum of all move at once."""
+        """How far rounding may move a ratio of probabilities under this condition, if it moves
+        those of the plain law by `plain`. A token's weight and the sum of all weights both move."""
         if not self.options:
             return plain
         power = 1 / self.options.get("temperature", 1.0)
@@ -91,10 +91,11 @@ def changed(
     prompt: Prompt | None = None,
     slack: float = 0.0,
 ) -> Bins:
-    """The law under a temperature, one truncation or penalties.
+    """The law under a temperature, one truncation, or penalties.
 
-    said: what was generated before.  prompt: if penalties count it, too.
-    slack: how far chances may be off as ratios; such close calls at the edge of a truncation are
+    said: the tokens generated before.
+    prompt: given if penalties count its tokens too.
+    slack: how far ratios of probabilities may be off; closer calls at the edge of a truncation are
     left open.
     """
     low, high = plain.chances.copy(), plain.most.copy()
@@ -115,7 +116,7 @@ def changed(
 
 
 def between(keys: Sequence[Key], low: HostArray, high: HostArray) -> Bins:
-    """A law whose weights lie between two bounds (B,)."""
+    """A law made from lower and upper bounds (B,) of its weights."""
     most = high / np.maximum(high + low.sum() - low, 1e-300)
     guess = (low + high) / (low + high).sum()
     is_out = high == 0
@@ -127,7 +128,7 @@ def between(keys: Sequence[Key], low: HostArray, high: HostArray) -> Bins:
 
 
 def _counts(plain: Bins, said: Sequence[Key], prompt: Prompt | None) -> tuple[HostArray, HostArray]:
-    """How often each bin's token counts as said, at least and at most, (B,)."""
+    """The least and the most times that each bin's token may count for penalties, (B,) each."""
     counts = Counter([*said, *(() if prompt is None else prompt.pieces)])
     least = np.array([float(counts[key]) for key in plain.keys[:-1]] + [0.0])
     if prompt is None:
@@ -138,17 +139,17 @@ def _counts(plain: Bins, said: Sequence[Key], prompt: Prompt | None) -> tuple[Ho
 
 
 def _times(prompt: Prompt, key: Key) -> int:
-    """How often a token may occur in the pieces of a prompt: a word of the prompt's alphabet as
-    often as that word, another token wherever its characters occur."""
+    """The most times that a token may occur in a prompt. A word of the prompt's alphabet occurs as
+    often as that word; any other token might occur wherever its characters do."""
     if key in prompt.pieces:
         return len(re.findall(rf"\b{re.escape(key.strip())}\b", prompt.intro))
     return prompt.text.count(key)
 
 
 def _kept(plain: Bins, options: Mapping[str, float], slack: float) -> tuple[HostArray, HostArray]:
-    """Which bins a truncation surely keeps, and which it surely leaves out, (B,) each.
+    """Which bins a truncation certainly keeps, and which it certainly removes, (B,) each.
 
-    Tokens of the tail may stand anywhere that their mass allows.
+    The tail's tokens may have any rank that its mass allows.
     """
     top_p, top_k, min_p = (options.get(name, 0.0) for name in ("top_p", "top_k", "min_p"))
     tail = float(plain.most[-1])

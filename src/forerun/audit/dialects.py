@@ -1,7 +1,7 @@
-"""Questions in the words of OpenAI's two routes, and answers read from them.
+"""Writes questions in the formats of OpenAI's two routes, and reads the answers.
 
-Servers differ in details: llama.cpp answers completions with chat's log-probabilities and token
-ids, others with the lists of the older route.  Whatever form is there is read.
+Servers differ in details: llama.cpp, for example, answers completions with log-probabilities in
+chat's format. Any known format is read on any route.
 """
 
 from __future__ import annotations
@@ -18,10 +18,12 @@ from forerun.base.errors import explain
 
 @dataclass(frozen=True)
 class Dialect:
-    """How one endpoint is spoken to.
+    """The format in which one endpoint is asked.
 
-    route: "completions" or "chat".  prefill: extra fields with which a chat goes on with the last
-    message of the assistant; None if it cannot.  num_top: most likeliest tokens that it gives.
+    route: "completions" or "chat".
+    prefill: extra fields with which a chat continues the assistant's last message; None if it
+    cannot.
+    num_top: the most likeliest tokens that it reports.
     """
 
     route: str
@@ -34,7 +36,7 @@ class Dialect:
 
     @property
     def path(self) -> str:
-        """Where questions are sent."""
+        """The path to which questions are sent."""
         return (
             f"{self.base}/completions"
             if self.route == "completions"
@@ -42,10 +44,10 @@ class Dialect:
         )
 
     def call(self, question: Question) -> Call:
-        """A question as the body of a request on this route.
+        """The HTTP request for a question on this route.
 
-        Fields that a question does not need are left out, since servers refuse what they do not
-        know.
+        Fields that a question does not need are left out, because servers may refuse unknown
+        fields.
         """
         body: dict[str, Any] = {"max_tokens": question.max_tokens}
         if self.model is not None:
@@ -68,7 +70,7 @@ class Dialect:
         return Call("POST", self.path, body)
 
     def _said(self, question: Question) -> dict[str, Any]:
-        """The prompt and the beginning of the answer: as text, as ids, or as messages."""
+        """The prompt and the beginning of the answer, as text, as ids, or as messages."""
         begun = "".join(question.prefix)
         if self.route == "completions":
             ids = (self.prompt_ids or {}).get(question.prompt)
@@ -83,7 +85,7 @@ class Dialect:
 
 
 def read(raw: Raw) -> Answer:
-    """Read an answer; raises for refusals and for nonsense."""
+    """Read a response; raises for refusals and for responses that make no sense."""
     if 400 <= raw.status < 500:
         raise RefusedError(raw.status, _message(raw.body))
     if raw.status != 200:
@@ -101,7 +103,7 @@ def read(raw: Raw) -> Answer:
 
 
 def _message(body: Any) -> str:
-    """The reason in the body of an error, wherever servers put it."""
+    """The reason in the body of an error, for the formats of several servers."""
     if isinstance(body, Mapping):
         error = body.get("error", body.get("detail", body.get("message", body)))
         if isinstance(error, Mapping):
@@ -111,7 +113,7 @@ def _message(body: Any) -> str:
 
 
 def _whole(body: Any, seconds: float) -> Answer:
-    """Read an answer that came in one piece."""
+    """Read a response that was not streamed."""
     choices = tuple(
         Choice(_text(choice), _tokens(choice), choice.get("finish_reason"))
         for choice in sorted(body["choices"], key=lambda choice: choice.get("index", 0))
@@ -122,8 +124,8 @@ def _whole(body: Any, seconds: float) -> Answer:
 
 
 def _streamed(raw: Raw) -> Answer:
-    """Read an answer that came in events, and put it together by choice. Fields beside the choices
-    are taken from the last event that has them."""
+    """Read a streamed response, joining its events by choice. Other fields come from the last event
+    that has them."""
     texts: dict[int, str] = {}
     tokens: dict[int, list[Token] | None] = {}
     reasons: dict[int, str | None] = {}
@@ -159,7 +161,7 @@ def _streamed(raw: Raw) -> Answer:
 def _answer(
     choices: tuple[Choice, ...], body: Mapping[str, Any], chunks: tuple[Chunk, ...], seconds: float
 ) -> Answer:
-    """The choices with what the body says beside them: counts, model and fingerprint."""
+    """Combine the choices with the other fields of a body: counts, model and fingerprint."""
     usage = body.get("usage") or {}
     return Answer(
         choices,
@@ -174,7 +176,7 @@ def _answer(
 
 
 def _text(choice: Mapping[str, Any]) -> str:
-    """The text of a choice on either route, whole or a part of it."""
+    """The text of a choice or of a part of it, on either route."""
     if isinstance(choice.get("text"), str):
         return str(choice["text"])
     said = choice.get("message") or choice.get("delta") or {}
@@ -182,7 +184,7 @@ def _text(choice: Mapping[str, Any]) -> str:
 
 
 def _tokens(choice: Mapping[str, Any]) -> tuple[Token, ...] | None:
-    """Tokens with their log-probabilities, in either form; None where there are none."""
+    """The tokens of a choice with log-probabilities, in either format; None if there are none."""
     told = choice.get("logprobs")
     if not told:
         return None
@@ -198,14 +200,14 @@ def _tokens(choice: Mapping[str, Any]) -> tuple[Token, ...] | None:
 
 
 def _chat_token(token: Mapping[str, Any]) -> Token:
-    """A token with its likeliest rivals, in the words of chats."""
+    """A token and the likeliest tokens in its place, from chat's format."""
     top: Sequence[Mapping[str, Any]] = token.get("top_logprobs") or ()
     listed = _merged((str(other["token"]), _number(other["logprob"])) for other in top)
     return Token(str(token["token"]), _number(token["logprob"]), listed, token.get("id"))
 
 
 def _number(value: Any) -> float:
-    """A log-probability; raises where it is none, and takes rounding above 0 for 0."""
+    """A log-probability; raises if it is invalid. Values slightly above 0 are rounded to 0."""
     number = float(value)
     if math.isnan(number) or number > 1e-3:
         raise ValueError(f"{number} is no log-probability")
@@ -213,7 +215,7 @@ def _number(value: Any) -> float:
 
 
 def _merged(pairs: Iterable[tuple[str, Any]]) -> dict[str, float]:
-    """Log-probabilities by text; tokens that look alike are added up."""
+    """Log-probabilities by text; the probabilities of tokens with the same text are added."""
     merged: dict[str, float] = {}
     for text, value in pairs:
         number = _number(value)

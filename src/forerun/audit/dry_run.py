@@ -1,4 +1,4 @@
-"""A dry run: what an audit would send, and the most it would cost."""
+"""A dry run: lists the requests that an audit would send, and their greatest cost."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ CHARACTERS = 4
 
 @dataclass(frozen=True)
 class Planned:
-    """A check with what it may cost."""
+    """A check and its greatest cost."""
 
     check: str
     num_requests: int
@@ -29,7 +29,7 @@ class Planned:
 
 
 def planned(settings: Settings) -> list[Planned]:
-    """Every check with what it may cost; the law takes what the others leave."""
+    """All checks with their greatest costs; the check of the law gets the rest of the budget."""
     copying = len(COPYING.text) // CHARACTERS
     usual = len(prompts(settings.seed)[0].text) // CHARACTERS
     stops = 1 + len(check_stops.LIMITS) + 4
@@ -53,13 +53,14 @@ def planned(settings: Settings) -> list[Planned]:
 
 
 def _within(settings: Settings, check: str, requests: int, tokens: int, prompt: int) -> Planned:
-    """A check that has a share of the budget; tokens: what it needs to be complete."""
+    """The greatest cost of a check that has a share of the budget. tokens: what it needs to be
+    complete."""
     most = allowance(check, settings.budget) or 0
     return Planned(check, requests, min(tokens, most), requests * prompt)
 
 
 def rehearse(settings: Settings) -> str:
-    """The plan as text, with a request of each kind."""
+    """The plan as text, with an example request of each kind."""
     plan = planned(settings)
     lines = [
         f"{settings.url}: nothing is sent.  At most {settings.budget} tokens are generated.",

@@ -1,4 +1,4 @@
-"""An endpoint that is asked questions by name, within a budget, with all answers in a journal."""
+"""An endpoint that answers named questions within a budget; all answers are kept in a journal."""
 
 from __future__ import annotations
 
@@ -31,8 +31,8 @@ NEUTRAL: Mapping[str, Any] = {
 
 @dataclass
 class Endpoint:
-    """One endpoint: sends it questions, and remembers the laws, samples and counts that its answers
-    showed."""
+    """One endpoint. Sends it questions, and remembers the laws and samples that its answers
+    contained."""
 
     journal: Journal
     budget: Budget
@@ -46,23 +46,23 @@ class Endpoint:
     _num_prompt_tokens: dict[str, int | None] = field(default_factory=dict)
 
     def fetch(self, name: str, path: str) -> Raw:
-        """A page of the server; fetching it costs no tokens."""
+        """Fetch a page of the server, which costs no tokens."""
         return self.journal.answer(name, Call("GET", path))
 
     def ask(self, name: str, question: Question) -> Answer:
-        """Ask a question; raises `SpentError` if the budget does not allow it, and `RefusedError`
-        if the endpoint refuses it."""
+        """Ask a question. Raises `SpentError` if the budget does not allow it, `RefusedError` if
+        the endpoint refuses it."""
         self.budget.reserve(question.cost)
         return self._ask(name, question)
 
     def ask_together(self, questions: Sequence[tuple[str, Question]]) -> list[Answer]:
-        """Ask all at once; the budget is set aside for all before the first is sent."""
+        """Ask several questions at once; tokens for all are reserved before the first is sent."""
         self.budget.reserve(sum(question.cost for _, question in questions))
         with ThreadPoolExecutor(len(questions)) as pool:
             return list(pool.map(lambda item: self._ask(*item), questions))
 
     def _ask(self, name: str, question: Question) -> Answer:
-        """Ask a question whose tokens are already reserved, and settle what it took."""
+        """Ask a question whose tokens are already reserved, and record what it used."""
         used, num_prompt = 0, 0
         try:
             answer = read(self.journal.answer(name, self.dialect.call(question)))
@@ -76,7 +76,7 @@ class Endpoint:
         return answer
 
     def _check_identity(self, answer: Answer) -> None:
-        """Refuse an answer that names another model than those before it."""
+        """Refuse an answer that names another model than earlier answers."""
         identity = (answer.model, answer.fingerprint)
         if self._identity is None:
             self._identity = identity
@@ -88,9 +88,9 @@ class Endpoint:
             )
 
     def law(self, prompt: str, tokens: Sequence[Token]) -> Bins | None:
-        """The law after a prompt and tokens, by a request for one token; None if not to be had.
+        """The law after a prompt and tokens, from a one-token request; None if it is not available.
 
-        Whether it can be had depends on the tokens before, never on the one that follows.
+        Whether it is available depends on the tokens before, never on the next token.
         """
         prefix = tuple(token.text for token in tokens)
         place = (prompt, prefix)
@@ -99,10 +99,11 @@ class Endpoint:
         return self._laws[place]
 
     def read_along(self, prompt: str, tokens: Sequence[Token]) -> None:
-        """Learn the laws of all places of a text by one request, where prompts can be echoed.
+        """Learn the laws of all places of a text from one request, if prompts can be echoed.
 
-        An echo lists the token that came, however unlikely; the law is made of the likeliest ones,
-        which do not depend on it.  If the text is not read as its tokens, nothing is learned.
+        An echo lists the token that came, however unlikely. The law is made only of the likeliest
+        tokens, which do not depend on it. If the server tokenises the text differently, nothing is
+        learned.
         """
         places = [tuple(token.text for token in tokens[:end]) for end in range(len(tokens))]
         num_new = sum((prompt, place) not in self._laws for place in places)
@@ -121,7 +122,7 @@ class Endpoint:
                 self._laws.setdefault((prompt, place), self._bins(token))
 
     def knows(self, prompt: str, tokens: Sequence[Token]) -> bool:
-        """Whether the law is already known, so that asking for it costs nothing."""
+        """Whether the law is already known, so that it costs no request."""
         return (prompt, tuple(token.text for token in tokens)) in self._laws
 
     def _ask_law(self, prompt: str, tokens: Sequence[Token]) -> Bins | None:
@@ -138,9 +139,9 @@ class Endpoint:
         return self._bins(listed[0])
 
     def _bins(self, token: Token) -> Bins:
-        """The law that was told with a token.
+        """The law that was reported with a token.
 
-        Where fewer tokens are told than were asked for, some have the same text.
+        If fewer tokens are listed than were asked for, some of them have the same text.
         """
         law = Bins.of(likeliest(token.top, self.dialect.num_top))
         return replace(law, has_twins=len(token.top) < self.dialect.num_top)
@@ -150,15 +151,14 @@ class Endpoint:
         return self._samples.get((prompt, tuple(token.text for token in tokens)))
 
     def one_token(self, prompt: str, tokens: Sequence[Token] = ()) -> Question:
-        """Asks for the law after a prompt and the beginning of its answer."""
+        """The question that asks for the law after a prompt and the beginning of its answer."""
         ids = [token.id for token in tokens if token.id is not None]
         prefix = tuple(token.text for token in tokens)
         known = tuple(ids) if len(ids) == len(tokens) else None
         return Question(prompt, 1, prefix, known, self.plain)
 
     def _is_in_step(self, prompt: str, num_tokens: int, answer: Answer) -> bool:
-        """Whether the server read the beginning of the answer as the tokens it came from, judged by
-        their number."""
+        """Whether the server split the beginning of the answer into the same number of tokens."""
         if answer.num_prompt_tokens is None:
             return True
         if num_tokens == 0:
@@ -168,14 +168,14 @@ class Endpoint:
 
 
 def likeliest(logprobs: Mapping[Key, float], count: int) -> dict[Key, float]:
-    """The largest of some log-probabilities."""
+    """The `count` largest log-probabilities."""
     ordered = sorted(logprobs, key=lambda key: (-logprobs[key], key))
     return {key: logprobs[key] for key in ordered[:count]}
 
 
 def generated(answer: Answer, question: Question) -> int:
-    """How many tokens an answer has, by its own count if there is one; one at least, so that an
-    endpoint that says nothing ends an audit too."""
+    """The number of tokens that an answer counts for the budget; at least one, so that an audit of
+    an endpoint that reports nothing ends too."""
     listed = [choice.tokens for choice in answer.choices]
     if answer.num_tokens is not None:
         return max(1, answer.num_tokens)

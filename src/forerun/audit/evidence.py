@@ -1,18 +1,19 @@
 """A sequential test with e-values: wealth from bets that tokens do not follow their stated law.
 
-Before each token, every *expert* tilts the law p to a law q.  Its wealth is multiplied by
-q(x) / p(x) when the token x is seen.  If x follows p, the expected factor is 1, whatever was seen
-before; so wealth is a martingale that starts at 1, and by Ville's inequality exceeds 1 / alpha at
-*any* time with a chance of at most alpha.  A weighted mean of such wealths is one too.  One may
-look after every token, stop when one likes, and go on later.
+Before each token, every *expert* changes the law p to a law q. When the token x is seen, the
+expert's wealth is multiplied by q(x) / p(x). If x follows p, the expected factor is 1, whatever was
+seen before. So wealth is a martingale that starts at 1, and by Ville's inequality it *ever* exceeds
+1 / alpha with a probability of at most alpha. The same holds for a weighted mean of such wealths.
+So one may look after every token, stop at any time, and continue later.
 
-Each condition has wealth of its own, for faults that show under it alone, and those whose law has
-one reading share a pool, for faults that show everywhere.  A condition with several honest
-readings counts by the least of their wealths.  Their weighted mean is the evidence of the audit.
+Each condition has its own wealth, for faults that show only there. Conditions whose law has a
+single interpretation also share a pool, for faults that show everywhere. A condition with several
+valid interpretations counts by the smallest of their wealths. The weighted mean of all this is the
+evidence of the audit.
 
-Slack: a server computes the same law in different ways, and rounds differently.  With
-|p' / p - 1| <= slack the expected factor is at most 1 + slack * sum p |q / p - 1|, and every
-factor is divided by that.
+Slack: a server may compute the same law in different ways that round differently. With |p' / p - 1|
+<= slack the expected factor is at most 1 + slack * sum p |q / p - 1|, and every factor is divided
+by that.
 """
 
 from __future__ import annotations
@@ -56,10 +57,11 @@ HOPED, BEGUN = 1.0, 100.0
 
 @dataclass(frozen=True)
 class View:
-    """What is known of a token's place before the token itself is known.
+    """What is known about a place in a text before its token is known.
 
-    table: features (B, F).  sorts: sorts of place to which it belongs.  others: laws (B,) that the
-    token might come from.
+    table: features (B, F).
+    sorts: the kinds of place it belongs to, which are counted separately.
+    others: other laws (B,) that the token might follow.
     """
 
     law: Bins
@@ -70,7 +72,7 @@ class View:
 
 @dataclass
 class _Counts:
-    """How often tokens came in one sort of place, and how often they were expected."""
+    """How often tokens came at one kind of place, and how often they were expected."""
 
     seen: dict[str, float] = field(default_factory=dict)
     due: dict[str, float] = field(default_factory=dict)
@@ -78,10 +80,11 @@ class _Counts:
 
 @dataclass
 class Evidence:
-    """Wealth of all experts.
+    """The wealth of all experts.
 
-    num_sorts: sorts of places that are counted apart.  num_others: laws that are mixed in.
-    num_mechanisms: laws of faults whose mechanism is known.
+    num_sorts: the number of kinds of place that are counted separately.
+    num_others: the number of other laws that are mixed in.
+    num_mechanisms: the number of simulated faults.
     """
 
     num_features: int
@@ -91,7 +94,8 @@ class Evidence:
     num_tokens: int = 0
 
     def __post_init__(self) -> None:
-        """Share the first unit of wealth equally between families of experts, and within them."""
+        """Divide the initial wealth of 1 equally among families of experts, and within each
+        family."""
         size = self.num_features
         self._thetas = np.concatenate([tilt * np.eye(size) for tilt in TILTS])  # (M, F)
         counting, mixing = self.num_sorts * len(STRENGTHS), self.num_others * len(MIXTURES)
@@ -108,20 +112,20 @@ class Evidence:
 
     @property
     def log_wealth(self) -> float:
-        """The logarithm of the e-value."""
+        """The logarithm of the e-value (the total wealth)."""
         total = self._shares + self._wealth
         top = float(total.max())
         return top + math.log(float(np.exp(total - top).sum()))
 
     @property
     def best_bet(self) -> float:
-        """The log-wealth of the best expert, without the share it started with: an early hint,
-        which is no evidence."""
+        """The log-wealth of the best expert, ignoring its initial share: an early hint, not
+        evidence."""
         return float(self._wealth.max())
 
     def best_bet_on(self, sort: Hashable) -> float:
-        """The log-wealth that the best expert won at places whose first sort is the given one; a
-        hint like `best_bet`."""
+        """The log-wealth that the best expert won at places of this first kind; a hint like
+        `best_bet`."""
         return float(self._won[sort].max()) if sort in self._won else 0.0
 
     def add(
@@ -131,12 +135,12 @@ class Evidence:
         mechanisms: Sequence[HostArray] = (),
         slack: float = 0.0,
     ) -> None:
-        """Bet on one token, which is given by its bin.
+        """Bet on one token.
 
-        seen: None for a token that was not shown, such as the end of a text: every expert gets the
-        least factor that any token would have given, which keeps the test valid.
-        mechanisms: the laws (B,) of faults that are simulated.
-        slack: how far rounding may move a chance of the law, as a ratio less 1.
+        seen: the index of its bin. None for a token that was not shown, such as the end of a text:
+        then every expert gets the smallest factor of any token, which keeps the test valid.
+        mechanisms: the laws (B,) of simulated faults.
+        slack: how far rounding may move the ratio of two probabilities.
         """
         bins = view.law
         chances = np.maximum(bins.chances, LEAST_BET)[:, None]
@@ -160,12 +164,12 @@ class Evidence:
             self._learn(view, seen)
 
     def _suggested(self) -> HostArray:
-        """Tilts of the learning experts, (L, F): a Newton step from none at all, shrunk."""
+        """The tilts of the learning experts, (L, F): shares of a Newton step, shrunk."""
         step = np.linalg.solve(self._spread + RIDGE * np.eye(self.num_features), self._score)
         return np.asarray(np.clip([share * step for share in LEARNED], -STEEPEST, STEEPEST))
 
     def _ratios(self, keys: Sequence[str], sort: Hashable) -> HostArray:
-        """The factors by which the counting experts multiply chances, (B, len(STRENGTHS))."""
+        """The factors by which the counting experts multiply probabilities, (B, len(STRENGTHS))."""
         counts = self._counts[sort]
         if not counts.due:
             return np.ones((len(keys), len(STRENGTHS)))
@@ -195,7 +199,8 @@ def needed(alpha: float) -> float:
 
 @dataclass
 class Wealth:
-    """The evidence of every condition, one for each reading of its law, and of the pool."""
+    """The evidence of every condition, one for each interpretation of its options, and of the
+    pool."""
 
     pool: Evidence
     parts: dict[str, list[Evidence]]  # by name
@@ -203,34 +208,34 @@ class Wealth:
 
     @property
     def log_e_value(self) -> float:
-        """The logarithm of the weighted mean of the pool's wealth and that of the conditions."""
+        """The logarithm of the weighted mean of all wealths."""
         logs = [math.log((1 - POOLED) / len(self.parts)) + self.of(name) for name in self.parts]
         return float(np.logaddexp.reduce([math.log(POOLED) + self.pool.log_wealth, *logs]))
 
     @property
     def num_tokens(self) -> int:
-        """Tokens that were bet on under all conditions."""
+        """The number of tokens that were bet on, under all conditions."""
         return sum(evidence[0].num_tokens for evidence in self.parts.values())
 
     def of(self, name: str) -> float:
-        """The log-wealth of a condition: that of the honest reading which explains most."""
+        """The log-wealth of a condition, under the interpretation that explains the tokens best."""
         return min(evidence.log_wealth for evidence in self.parts[name])
 
     def suspect(self) -> str | None:
-        """The condition that the evidence is against; None: the pool, hence all together."""
+        """The condition with the most evidence against it; None for the pool of all conditions."""
         name = max(self.parts, key=self.of)
         share = math.log(POOLED * len(self.parts) / (1 - POOLED))
         return None if self.pool.log_wealth + share > self.of(name) else name
 
     def next(self, conditions: Sequence[Condition]) -> Condition:
-        """The condition for the next text: that whose best bet has won most per token spent.
+        """The condition for the next text: the one whose best bet has won most per token spent.
 
-        Where nothing shows, all are given equally much.  The choice depends on earlier texts alone,
-        so the test stays valid.
+        Without any sign of a fault, all get equally many texts. The choice depends only on earlier
+        texts, so the test stays valid.
         """
 
         def promise(condition: Condition) -> float:
-            """The log-wealth that a token spent under a condition may win."""
+            """The log-wealth that one more token under a condition may win."""
             hint = min(evidence.best_bet for evidence in self.parts[condition.name])
             return promising(hint, self.spent_under(condition.name))
 
@@ -241,17 +246,17 @@ class Wealth:
         (evidence, *_) = self.parts[condition.name]
 
         def promise(prompt: Prompt) -> float:
-            """The log-wealth that a token spent on a prompt may win."""
+            """The log-wealth that one more token on a prompt may win."""
             hint = evidence.best_bet_on(("prompt", prompt.text))
             return promising(hint, self.spent[condition.name, prompt.text])
 
         return max(prompts, key=promise)
 
     def spent_under(self, name: str) -> int:
-        """Tokens that were spent under a condition."""
+        """The number of tokens spent under a condition."""
         return sum(count for (one, _), count in self.spent.items() if one == name)
 
 
 def promising(hint: float, spent: int) -> float:
-    """The log-wealth of the best bet per token spent."""
+    """The log-wealth that the best bet has won per token spent; inf if little was spent."""
     return math.inf if spent < LEAST_SPENT else (max(hint, 0.0) + HOPED) / (spent + BEGUN)

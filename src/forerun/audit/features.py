@@ -1,8 +1,8 @@
-"""What might be favoured or avoided at a place of the text, known before its token is.
+"""Features of the tokens at a place, on which experts bet; known before the token itself.
 
-A server that bends its law bends it towards what it drafted, or away from it.  Drafts are not
-seen from outside, but two guesses come close: what an n-gram drafter would say, and the token that
-the model itself finds likeliest.
+A server whose speculation is biased favours the tokens that it drafted, or avoids them. Drafts
+cannot be seen from outside, but two guesses come close: what an n-gram drafter would guess, and the
+token that the model itself finds likeliest.
 """
 
 from __future__ import annotations
@@ -46,10 +46,11 @@ def features(
     *,
     is_last: bool = False,
 ) -> HostArray:
-    """Numbers (B, len(NAMES)); text[:place] is known, tokens of the prompt included.
+    """The features (B, len(NAMES)) of a place whose earlier tokens, prompt included, are
+    text[:place].
 
-    likeliest_before: the likeliest token of the place before.  is_last: no more tokens were asked
-    for.
+    likeliest_before: the likeliest token of the place before.
+    is_last: no more tokens were requested.
     """
     table = np.zeros((len(bins.keys), len(NAMES)))
     table[0, 0] = 1.0
@@ -77,9 +78,9 @@ def features(
 
 @dataclass(frozen=True)
 class Spot:
-    """A place in a text: text[:place] is known, and the law without options.
+    """A place in a text, with the tokens before it, text[:place], and the law without options.
 
-    prompt: the whole prompt, which tells texts apart.
+    prompt: the whole prompt, which distinguishes texts.
     """
 
     text: Sequence[Key]
@@ -89,9 +90,9 @@ class Spot:
     is_last: bool = False  # no more tokens were asked for
 
     def view(self, law: Bins, before: Bins | None = None) -> View:
-        """The facts that bets may use.
+        """The facts about this place that bets may use.
 
-        law: of this place.  before: of the place before, if it is known.
+        law: of this place. before: the law of the place before, if known.
         """
         likeliest = before.keys[0] if before is not None else None
         two = tuple(self.text[max(0, self.place - 2) : self.place])
@@ -120,7 +121,8 @@ def run_of(text: Sequence[Key], place: int, length: int) -> list[Key]:
 
 
 def _match(text: Sequence[Key], place: int, longest: int, shortest: int) -> int | None:
-    """Where the latest earlier occurrence of the last tokens before `place` ends."""
+    """The index after the latest earlier occurrence of the last tokens before `place`; None if
+    there is none."""
     for size in range(min(longest, place - 1), shortest - 1, -1):
         tail = tuple(text[place - size : place])
         for end in range(place - 1, size - 1, -1):

@@ -1,4 +1,4 @@
-"""What an audit says: a finding for every check, all of them in a report, and that as a page."""
+"""The results of an audit: a finding for each check, and the report, as text or as an HTML page."""
 
 from __future__ import annotations
 
@@ -27,9 +27,12 @@ class Status(Enum):
 class Finding:
     """The result of one check.
 
-    check: its name.  summary: what was found, in sentences.  measure: what `estimate` is an
-    estimate of.  interval: of `measure`, 99%.  would_catch: the smallest fault that would have been
-    found.  details: what the report keeps beside this.
+    check: its name.
+    summary: what was found, in sentences.
+    measure: what `estimate` estimates.
+    interval: a 99% interval of `measure`.
+    would_catch: the smallest fault that would have been found.
+    details: further data for the report.
     """
 
     check: str
@@ -44,7 +47,7 @@ class Finding:
     num_requests: int = 0
 
     def to_dict(self) -> dict[str, Any]:
-        """The finding as JSON has it."""
+        """The finding as a dictionary for JSON."""
         return asdict(self) | {"status": self.status.value}
 
 
@@ -96,16 +99,16 @@ class Report:
         return f"Nothing was found wrong.{rest}"
 
     def to_dict(self) -> dict[str, Any]:
-        """The report as JSON has it, with the verdict."""
+        """The report as a dictionary for JSON, including the verdict."""
         fields = asdict(self) | {"findings": [finding.to_dict() for finding in self.findings]}
         return {"verdict": self.verdict, "is_sound": self.is_sound} | fields
 
     def to_json(self) -> str:
-        """The report as text of JSON."""
+        """The report as JSON text."""
         return json.dumps(self.to_dict(), indent=2)
 
     def __str__(self) -> str:
-        """The report as lines for a terminal: verdict, a paragraph for each check, costs."""
+        """The report for a terminal: verdict, a paragraph for each check, costs."""
         return table(self)
 
 
@@ -127,7 +130,7 @@ LEGEND = (
 
 
 def table(report: Report) -> str:
-    """The report for a terminal."""
+    """The report as text for a terminal."""
     on = {True: "yes", False: "no", None: "cannot be told"}[report.is_speculating]
     lines = [
         f"{report.url}  model {report.model or 'not named'}",
@@ -164,7 +167,7 @@ def _lines(finding: Finding) -> list[str]:
 
 
 def page(report: Report) -> str:
-    """The page's HTML; it uses the style of the sweep's report."""
+    """The report as an HTML page, in the style of the sweep's report."""
     style = resources.files("forerun.measure.report") / "style.css"
     return Template(_part("page.html")).substitute(
         url=escape(report.url),
@@ -180,12 +183,12 @@ def page(report: Report) -> str:
 
 
 def _part(name: str) -> str:
-    """A file that belongs to the page."""
+    """The text of a template file."""
     return (resources.files("forerun.audit") / name).read_text(encoding="utf-8").strip()
 
 
 def _tiles(report: Report) -> str:
-    """The numbers at the top of the page."""
+    """The numbers at the top of the page, as HTML."""
     on = {True: "yes", False: "no", None: "?"}[report.is_speculating]
     passed = sum(finding.status is Status.PASSED for finding in report.findings)
     tiles = (
@@ -203,7 +206,7 @@ def _tiles(report: Report) -> str:
 
 
 def _card(finding: Finding) -> str:
-    """A finding with its estimate, interval and costs."""
+    """A finding as HTML, with its estimate, interval and costs."""
     lines = [f"<p>{escape(finding.summary)}</p>"]
     if finding.estimate is not None and finding.interval is not None:
         low, high = finding.interval
@@ -235,7 +238,7 @@ def _command(report: Report) -> str:
 
 
 def _facts(report: Report) -> str:
-    """Date, version and settings, as the rows of a list."""
+    """Date, version and settings, as rows of an HTML list."""
     settings = report.settings
     rows = [
         ("date", report.date),

@@ -1,7 +1,7 @@
-"""Every answer on disk under a name, so that an audit that was killed goes on where it was.
+"""Keeps every answer on disk under a name, so that an audit that was stopped can be resumed.
 
-An audit asks in an order that depends only on its settings and on the answers.  Run again with the
-journal it meets the same answers, decides the same, and sends only what is missing.
+An audit's questions depend only on its settings and on the answers. Repeated with the journal, it
+gets the same answers, makes the same decisions, and sends only what is missing.
 """
 
 from __future__ import annotations
@@ -20,15 +20,15 @@ RECORD = {"name", "sent", "status", "body", "headers", "events", "seconds"}
 
 
 class Journal:
-    """Answers by name; `path` None keeps them in memory only.
+    """All answers by name; `path` None keeps them only in memory.
 
-    settings: what the questions depend on; a journal of other settings is refused.
+    settings: what the questions depend on; a journal made with other settings is refused.
     """
 
     def __init__(
         self, transport: Transport, path: Path | None, settings: Mapping[str, Any]
     ) -> None:
-        """Read the answers of an audit that was stopped, where there are any."""
+        """Read the answers of an earlier run, if there are any."""
         self._transport = transport
         self._answers: dict[str, tuple[str, Raw]] = {}
         self._lock = threading.Lock()
@@ -38,7 +38,7 @@ class Journal:
             self._open(path, dict(settings))
 
     def answer(self, name: str, call: Call) -> Raw:
-        """The answer of that name, from the journal or the endpoint."""
+        """The answer with this name: from the journal, or else from the endpoint."""
         sent = json.dumps([call.method, call.path, call.body], sort_keys=True)
         if name in self._answers and self._answers[name][0] == sent:
             return self._answers[name][1]
@@ -51,12 +51,12 @@ class Journal:
         return raw
 
     def close(self) -> None:
-        """Close the file; answers in memory stay."""
+        """Close the file; the answers in memory stay available."""
         if self._file is not None:
             self._file.close()
 
     def _open(self, path: Path, settings: dict[str, Any]) -> None:
-        """Take over the complete lines of a journal, and go on writing after them."""
+        """Read the complete lines of a journal, and continue writing after them."""
         path.parent.mkdir(parents=True, exist_ok=True)
         lines = path.read_bytes().decode(errors="replace").splitlines() if path.exists() else []
         records = [record for record in map(_parsed, lines) if record is not None]
@@ -84,7 +84,7 @@ class Journal:
 
 
 def _line(name: str, sent: str, raw: Raw) -> dict[str, Any]:
-    """An answer as a line of the journal; of the headers, the one that asks to wait."""
+    """An answer as a record of the journal. Of its headers only Retry-After is kept."""
     return {
         "name": name,
         "sent": sent,
@@ -97,7 +97,7 @@ def _line(name: str, sent: str, raw: Raw) -> dict[str, Any]:
 
 
 def _parsed(line: str) -> dict[str, Any] | None:
-    """A record; None for a line that was cut off when the audit was killed, or is damaged."""
+    """A record of the journal; None for a line that is incomplete or damaged."""
     try:
         record = json.loads(line)
     except (ValueError, RecursionError):

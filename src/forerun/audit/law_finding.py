@@ -1,5 +1,5 @@
-"""The finding on the law: what was tested under which conditions, what is wrong, and how small a
-fault would have been found."""
+"""Writes the finding about the law: what was tested, what is wrong, and which faults would have
+been found."""
 
 from __future__ import annotations
 
@@ -22,11 +22,12 @@ OVERHEAD = math.log(5 * 80)
 
 
 def interval(differences: Sequence[float], level: float) -> tuple[float, float]:
-    """Bounds on the mean bias that hold at all times at once, with a chance of 1 - level.
+    """An interval for the mean bias that holds at all times at once, with probability 1 - level.
 
-    differences: 0 or 1 less its stated chance, for every token.  Such a number less its true mean
-    is sub-Gaussian with variance 1/4, so Robbins' mixture bounds the sum: |S| stays within
-    sqrt((V + r) log((V + r) / (r level^2))) with V = n / 4, for any r fixed beforehand.
+    differences: for every token, 1 or 0 (whether it came) less its stated probability. A difference
+    less its true mean is sub-Gaussian with variance 1/4, so Robbins' mixture bounds their sum: |S|
+    stays within sqrt((V + r) log((V + r) / (r level^2))) with V = n / 4, for any r fixed
+    beforehand.
     """
     count = len(differences)
     if count == 0:
@@ -38,9 +39,10 @@ def interval(differences: Sequence[float], level: float) -> tuple[float, float]:
 
 
 def information(alpha: float) -> float:
-    """Nats that a test at level alpha needs to succeed with a chance of 1 - MISS.
+    """The information in nats that a test at level alpha needs to succeed with probability 1 -
+    MISS.
 
-    The log-wealth after K nats is about normal with mean K and variance 2 K.
+    After K nats the log-wealth is approximately normal with mean K and variance 2 K.
     """
     need = -math.log(alpha) + OVERHEAD
     root = (Z_MISS * math.sqrt(2) + math.sqrt(2 * Z_MISS**2 + 4 * need)) / 2
@@ -48,10 +50,12 @@ def information(alpha: float) -> float:
 
 
 def smallest_bias(chances: Sequence[float], alpha: float) -> float | None:
-    """The mean change of a token's chance that would have been found with a chance of 95%.
+    """The smallest mean change of a token's probability that would have been found with probability
+    95%.
 
-    chances: those of the token in question (the likeliest, or the copied one) at every place.
-    None if no change of its odds by a factor up to e^3 would.
+    chances: the probabilities of the token in question (the likeliest, or the copied one) at every
+    place.
+    None if even changing its odds by a factor of e^3 would not have been found.
     """
     law = np.asarray(chances)
     goal = information(alpha)
@@ -76,12 +80,12 @@ def tokens_for(bias: float, chances: Sequence[float], alpha: float) -> int | Non
 
 
 def _tilted(law: HostArray, theta: float) -> HostArray:
-    """Chances whose log-odds are raised by theta."""
+    """Probabilities after raising their log-odds by theta."""
     return np.asarray(law * math.exp(theta) / (1 - law + law * math.exp(theta)))
 
 
 def _nats(law: HostArray, theta: float) -> float:
-    """The information in one look at each place, if all are tilted by theta."""
+    """The information in one token at each place, if all probabilities are tilted by theta."""
     tilted = np.clip(_tilted(law, theta), 1e-12, 1 - 1e-12)
     law = np.clip(law, 1e-12, 1 - 1e-12)
     each = tilted * np.log(tilted / law) + (1 - tilted) * np.log((1 - tilted) / (1 - law))
@@ -98,8 +102,8 @@ NEVER = "several options at once, other penalties, grammars, tools"
 
 @dataclass(frozen=True)
 class Guess:
-    """The chance of the copied token, or of the likeliest one where nothing was copied, and whether
-    that token came."""
+    """The probability of the copied token, or of the likeliest one where nothing was copied, and
+    whether it came."""
 
     condition: str
     chance: float
@@ -109,10 +113,10 @@ class Guess:
 
 @dataclass(frozen=True)
 class Outcome:
-    """The outcome of the test of the law.
+    """All data from the test of the law.
 
-    samples: evidence that one-token samples do not follow their law; None: nothing was rejected.
-    left_out: why conditions were not tested, by name.
+    samples: evidence that one-token samples do not follow their law; None if nothing was rejected.
+    left_out: by name, the reason why a condition was not tested.
     """
 
     wealth: Wealth
@@ -127,35 +131,37 @@ class Outcome:
 
     @property
     def is_wrong(self) -> bool:
-        """Whether the e-value has passed the bar."""
+        """Whether the e-value is large enough to reject the law."""
         return self.wealth.log_e_value >= needed(self.level)
 
     @property
     def is_moot(self) -> bool:
-        """Whether one-token samples break the law as well, so that speculation is not to blame."""
+        """Whether one-token samples do not follow the law either, so that speculation is not the
+        cause."""
         return self.samples is not None and bends(self.samples)
 
     def smallest_bias(self, name: str | None = None) -> float | None:
-        """The least mean change of a guess's chance that would have been found, under one condition
-        or in all; None: not even a gross one."""
+        """The smallest mean change of a guess's probability that would have been found, under one
+        condition or in total; None if not even a large one."""
         share = POOLED if name is None else (1 - POOLED) / len(self.wealth.parts)
         chances = [one.chance for one in self.guesses if name in (None, one.condition)]
         return smallest_bias(chances, self.level * share)
 
 
 def bends(samples: Evidence) -> bool:
-    """Whether one-token samples break the law that is stated for them."""
+    """Whether one-token samples contradict the law that is stated for them."""
     return samples.log_wealth >= needed(SUSPECT)
 
 
 def follows(samples: Evidence, num_tokens: int) -> bool:
-    """Whether one-token samples follow the law, judged by as many of them as there were tokens of
-    text when the text showed a fault."""
+    """Whether one-token samples agree with the law, judged by at least as many as there were tokens
+    in texts."""
     return samples.num_tokens >= num_tokens and samples.log_wealth < 0
 
 
 def law_finding(outcome: Outcome) -> Finding:
-    """The outcome in words, with the estimate and what would have been found."""
+    """The finding about the law: the outcome in words, with the estimate and the smallest fault
+    that would have been found."""
     if outcome.wealth.num_tokens == 0:
         words = "No place was found where both the text and its distribution are known."
         return Finding("law", Status.UNKNOWN, words)
@@ -195,17 +201,17 @@ def law_finding(outcome: Outcome) -> Finding:
 
 
 def _status(outcome: Outcome, *, is_blind: bool) -> Status:
-    """How the check ended; is_blind: not even a gross change would have been found."""
+    """The status of the check. is_blind: not even a large change would have been found."""
     if outcome.is_wrong:
         return Status.UNKNOWN if outcome.is_moot else Status.FAILED
     return Status.UNCLEAR if is_blind else Status.PASSED
 
 
 def _sentences(outcome: Outcome) -> list[str]:
-    """What was found, what explains it, and what was covered.
+    """Sentences on what was found, what explains it, and what was covered.
 
-    A rejection is blamed on the text only where one-token samples follow the law that is stated
-    for them; else both readings are named.
+    A rejection is blamed on the text only if one-token samples follow the law stated for them;
+    otherwise both explanations are named.
     """
     wealth = outcome.wealth
     odds = (
@@ -226,7 +232,8 @@ def _sentences(outcome: Outcome) -> list[str]:
 
 
 def _verdict(outcome: Outcome) -> str:
-    """The cause of a rejection as far as one-token samples show it: the text, or the stated law."""
+    """A sentence on the cause of a rejection: the text, or the stated law, as far as one-token
+    samples show it."""
     name, samples = outcome.wealth.suspect(), outcome.samples
     where = "" if name in (None, "plain") else f" under '{name}'"
     count = 0 if samples is None else samples.num_tokens
@@ -251,12 +258,12 @@ def _verdict(outcome: Outcome) -> str:
 
 
 def wealth_tokens(wealth: Wealth, name: str | None) -> int:
-    """Tokens that the evidence of a condition, or of the pool, has looked at."""
+    """The number of tokens in the evidence of a condition, or of the pool (None)."""
     return wealth.pool.num_tokens if name is None else wealth.parts[name][0].num_tokens
 
 
 def _coverage(outcome: Outcome) -> str:
-    """Tokens under each condition, and what was not tested."""
+    """A sentence on the number of tokens under each condition, and on what was not tested."""
     parts = outcome.wealth.parts
     tested = [
         f"{name} ({part[0].num_tokens})" for name, part in parts.items() if part[0].num_tokens
@@ -274,7 +281,8 @@ def _coverage(outcome: Outcome) -> str:
 
 
 def _catch(outcome: Outcome, least: float | None, aim: str) -> str:
-    """The smallest change that would have been found, in all and under each condition."""
+    """A phrase for the smallest change that would have been found, in total and under each
+    condition."""
     if least is None:
         return "nothing for certain, not even a gross change: raise --budget"
     words = f"a change of {least:.3f} in the chance of {aim}, with a chance of 95%"
@@ -289,7 +297,7 @@ def _catch(outcome: Outcome, least: float | None, aim: str) -> str:
 
 
 def _power(logarithm: float) -> str:
-    """e to a power, readable for very large and very small ones."""
+    """e to the given power as text, readable even if very large or small."""
     if abs(logarithm) < 10:
         return f"{math.exp(logarithm):.3g}"
     return f"10^{logarithm / math.log(10):.0f}"

@@ -1,10 +1,11 @@
-"""Faults whose mechanism is known, simulated beside a text: the law the next token would have.
+"""Simulates known faults of speculation beside a text, to predict the law that the next token would
+have.
 
-One fault is in drafts that are drawn under options and verified as if drawn without.  The other is
-in block verification, which tests the K guesses of a round from the last to the first, each with
-one or two coins; the first success decides.  After a short acceptance the coins of the later slots
-are known to have failed.  If coins are addressed by position, the next round meets the same coins
-again and accepts its guesses less often than it should.  Where drafts can be guessed from outside,
+One fault: drafts are drawn with sampling options but verified as if drawn without. The other is in
+block verification, which tests the K guesses of a round from the last to the first, each with one
+or two coins, and ends at the first success. After a short acceptance the coins of the later slots
+are known to have failed. If coins are addressed by position, the next round uses the same coins
+again, and accepts its guesses less often than it should. Where drafts can be guessed from outside,
 the text shows which coins have failed, and so how much less often.
 """
 
@@ -33,10 +34,10 @@ USUAL = 0.5
 
 @dataclass
 class CoinFilter:
-    """Follows one text, token by token: `chance` before each token, then `see`.
+    """Follows one text token by token: call `chance` before each token, then `see`.
 
-    num_coins: of each slot, 1 as in vLLM 0.32 or 2 as in forerun's `block`.
-    length: guesses of a round.
+    num_coins: per slot, 1 as in vLLM 0.32 or 2 as in forerun's `block`.
+    length: the number of guesses in a round.
     """
 
     num_coins: int
@@ -50,7 +51,7 @@ class CoinFilter:
 
     @property
     def begins_round(self) -> bool:
-        """Whether the next token is the first of a round, as far as the text tells."""
+        """Whether the next token is probably the first of a round."""
         return not self._accepted
 
     def start(self) -> None:
@@ -60,9 +61,10 @@ class CoinFilter:
         self._place, self._guess = 0, None
 
     def chance(self, guess: float | None) -> float | None:
-        """How likely the guess comes, if the target gives it the chance `guess`.
+        """The probability that the guess comes under this fault, if the target's is `guess`.
 
-        None for no guess; and where none is tested: after a round whose guesses were all accepted.
+        None if there is no guess, or it is not tested: after a round whose guesses were all
+        accepted.
         """
         self._guess = guess if len(self._accepted) < self.length else None
         if self._guess is None:
@@ -75,7 +77,7 @@ class CoinFilter:
         return min(max((1 - further[kept]) / reached, 0.0), 1.0) if reached > 0 else None
 
     def see(self, is_guess: bool) -> None:
-        """Take in whether the token of this place was the guess."""
+        """Record whether the token at this place was the guess."""
         if self._guess is not None:
             if not is_guess:
                 kept = len(self._accepted)
@@ -92,8 +94,8 @@ class CoinFilter:
     def _boxes(self) -> list[Box]:
         """The thresholds that the coins of each slot are compared with.
 
-        With guesses that are certain, pi_i is the product of their chances under the target and
-        h_i = (pi_i - pi_(i+1)) / (1 - pi_(i+1)), the last one pi_K.
+        For guesses that are certain, pi_i is the product of their probabilities under the target
+        and h_i = (pi_i - pi_(i+1)) / (1 - pi_(i+1)), the last one pi_K.
         """
         known = [*self._accepted, *([] if self._guess is None else [self._guess])]
         usual = self._sum / self._count
@@ -106,7 +108,8 @@ class CoinFilter:
         return [(a, test / a if a > 0 else 0.0) for a, test in zip(pi, tests, strict=True)]
 
     def _success(self, place: int, box: Box) -> float:
-        """The chance that the coins of a place fall into a box, given where they did not fall."""
+        """The probability that a place's coins fall into a box, given the boxes that they
+        missed."""
         failed = self._failed[place]
         left = 1 - _area(failed)
         inside = _area([(min(a, box[0]), min(b, box[1])) for a, b in failed])
@@ -114,7 +117,7 @@ class CoinFilter:
 
 
 def _area(boxes: Sequence[Box]) -> float:
-    """The area of the union of boxes that all begin at the origin."""
+    """The area of the union of boxes that all have a corner at the origin."""
     total = highest = 0.0
     for width, height in sorted(boxes, reverse=True):
         total += width * max(0.0, height - highest)
@@ -123,7 +126,7 @@ def _area(boxes: Sequence[Box]) -> float:
 
 
 def copies(law: Bins, text: Sequence[Key], place: int) -> Sequence[Key | None]:
-    """The guess of a drafter that copies earlier text, and searches again for every token."""
+    """The guess of a drafter that copies earlier text and searches again for every token."""
     return [copied(text, place)]
 
 
@@ -138,14 +141,13 @@ def likeliest(law: Bins, text: Sequence[Key], place: int) -> Sequence[Key | None
 
 
 def second(law: Bins, text: Sequence[Key], place: int) -> Sequence[Key | None]:
-    """The guess of a draft model that errs: the target's second-likeliest token."""
+    """The guess of a poor draft model: the target's second-likeliest token."""
     return [law.keys[min(1, len(law.keys) - 1)]]
 
 
 def misjudged(law: Bins, plain: Bins) -> HostArray:
-    """The law (B,) of a server that draws drafts under options and verifies them as if they were
-    drawn without. The drafter is taken to be as good as the model. This is the commonest bug of
-    servers."""
+    """The law (B,) of a server that draws drafts with options but verifies them as if drawn
+    without, assuming a perfect drafter. This is the commonest bug of servers."""
     stated = np.maximum(plain.spread_over(law.keys), 1e-12)
     kept = law.chances * np.minimum(1.0, law.chances / stated)
     owed = np.maximum(law.chances - stated, 0.0)
@@ -154,14 +156,14 @@ def misjudged(law: Bins, plain: Bins) -> HostArray:
 
 @dataclass
 class Mechanism:
-    """Coins addressed by position, combined with one assumption about the drafts."""
+    """The fault of coins addressed by position, with one assumption about what is drafted."""
 
     drafts: Drafts
     coins: CoinFilter
     _ahead: list[Key | None] = field(default_factory=list)  # of the draft, from the next place on
 
     def law(self, law: Bins, text: Sequence[Key], place: int) -> HostArray:
-        """The law (B,) of the token at a place; text[:place] is known."""
+        """The law (B,) of the token at a place under this fault, given text[:place]."""
         if self.coins.begins_round or not self._ahead:
             self._ahead = list(self.drafts(law, text, place))
         guess = self._ahead[0] if self._ahead[0] in law.keys[:-1] else None
@@ -174,25 +176,25 @@ class Mechanism:
         return np.asarray(moved)
 
     def see(self, token: Key) -> None:
-        """Take in the token that came at that place."""
+        """Record the token that came at that place."""
         self.coins.see(token == self._ahead.pop(0))
 
 
 def _known() -> list[Mechanism]:
-    """A mechanism for every assumption about the drafts, with one coin a slot and with two."""
+    """One mechanism for every assumption about drafts, with one coin per slot and with two."""
     kinds: tuple[Drafts, ...] = (copies, runs, likeliest, second)
     return [Mechanism(drafts, CoinFilter(coins)) for drafts in kinds for coins in (1, 2)]
 
 
 @dataclass
 class Mechanisms:
-    """All mechanisms, following one text at a time."""
+    """All simulated mechanisms, following one text at a time."""
 
     known: list[Mechanism] = field(default_factory=_known)
     _is_lost: bool = False
 
     def __len__(self) -> int:
-        """How many laws there are to bet on."""
+        """The number of simulated laws."""
         return len(self.known)
 
     def start(self) -> None:
@@ -202,17 +204,17 @@ class Mechanisms:
             mechanism.coins.start()
 
     def lose_track(self) -> None:
-        """Say nothing until the next text begins, because the law of a place is not known."""
+        """Predict nothing until the next text begins, because the law of a place is unknown."""
         self._is_lost = True
 
     def laws(self, law: Bins, text: Sequence[Key], place: int) -> list[HostArray]:
-        """The law (B,) of each mechanism at a place; text[:place] is known."""
+        """The law (B,) of each mechanism at a place, given text[:place]."""
         if self._is_lost:
             return [law.chances] * len(self)
         return [mechanism.law(law, text, place) for mechanism in self.known]
 
     def see(self, token: Key) -> None:
-        """Take in the token that came at that place."""
+        """Record the token that came at that place."""
         if not self._is_lost:
             for mechanism in self.known:
                 mechanism.see(token)

@@ -1,4 +1,4 @@
-"""Getting to know an endpoint: its model, its route, and how much it tells."""
+"""Finds out what an endpoint can do: its model, its route, and what it reports."""
 
 from __future__ import annotations
 
@@ -29,8 +29,9 @@ PREFILLS: tuple[dict[str, Any], ...] = (
 class Meeting:
     """What was found out about an endpoint.
 
-    model: the one to name in requests.  has_logprobs: of the likeliest tokens.  notes: what is
-    missing, and what that costs.
+    model: the name to use in requests.
+    has_logprobs: whether it reports those of the likeliest tokens.
+    notes: what it lacks, and which checks that affects.
     """
 
     endpoint: Endpoint
@@ -41,7 +42,7 @@ class Meeting:
 
 
 def base_path(url: str) -> str:
-    """The path that routes hang from, /v1 if the address names none."""
+    """The path below which the routes lie; /v1 if the address has none."""
     path = urlsplit(url).path.rstrip("/")
     for ending in ("/chat/completions", "/completions"):
         path = path.removesuffix(ending)
@@ -49,10 +50,10 @@ def base_path(url: str) -> str:
 
 
 def meet(journal: Journal, budget: Budget, base: str, model: str | None, prompt: Prompt) -> Meeting:
-    """Find out how to ask the endpoint, and how much it tells.
+    """Find out how to ask the endpoint, and what it reports.
 
-    Everything is tried out by requests for one token, of which the usual server answers the first.
-    What it does not tell becomes a note, and checks that need it say so.
+    Everything is tried with one-token requests; a typical server answers the first one. What the
+    endpoint lacks becomes a note, and the checks that need it say so.
     """
     notes: list[str] = []
     model = _model(journal, base, model, notes)
@@ -92,13 +93,13 @@ def _model(journal: Journal, base: str, model: str | None, notes: list[str]) -> 
 
 
 def _wrong_key(status: int) -> EndpointError:
-    """The error for a key that is refused."""
+    """The error for an API key that the endpoint refuses."""
     cure = "Name the environment variable that holds the key with --key-env."
     return EndpointError(explain("The endpoint refuses the key.", f"status {status}", cure))
 
 
 def _dialect(journal: Journal, budget: Budget, first: Dialect, prompt: Prompt) -> Dialect:
-    """The richest way of asking that the endpoint answers."""
+    """The most informative format that the endpoint answers."""
     failures: list[str] = []
     for number, dialect in enumerate(_ways(first)):
         question = Question(prompt.text, 1, options=PLAIN, wants_logprobs=dialect.num_top > 0)
@@ -122,7 +123,7 @@ def _dialect(journal: Journal, budget: Budget, first: Dialect, prompt: Prompt) -
 
 
 def _ways(first: Dialect) -> Iterator[Dialect]:
-    """Ways of asking, the most informative first."""
+    """The formats to try, the most informative first."""
     for num_top in FEWER_TOP:
         for route in ("completions", "chat"):
             yield replace(first, route=route, num_top=num_top)
@@ -131,15 +132,15 @@ def _ways(first: Dialect) -> Iterator[Dialect]:
 
 
 def _has_tops(answer: Answer) -> bool:
-    """Whether an answer lists likeliest tokens."""
+    """Whether an answer lists the likeliest tokens."""
     tokens = answer.choices[0].tokens
     return bool(tokens and tokens[0].top)
 
 
 def _continued(endpoint: Endpoint, prompt: Prompt, notes: list[str]) -> Endpoint:
-    """Find out how a chat goes on with the beginning of an answer.
+    """Find out how to make a chat continue from the beginning of an answer.
 
-    The beginning is one token of an answer, so it must make the prompt longer by one.
+    It is tried with one token of an answer, which must make the prompt longer by one token.
     """
     options = {"temperature": 0.0}
     start = endpoint.ask("probe/prefill", Question(prompt.text, 1, options=options))
@@ -160,7 +161,7 @@ def _continued(endpoint: Endpoint, prompt: Prompt, notes: list[str]) -> Endpoint
 
 
 def _neutral(endpoint: Endpoint, prompt: Prompt) -> dict[str, Any]:
-    """The plain options, together with all neutral ones that the endpoint does not refuse."""
+    """The plain options, with those neutral options that the endpoint does not refuse."""
     both = {**PLAIN, **NEUTRAL}
     if not _is_refused(endpoint, "probe/neutral", Question(prompt.text, 1, options=both)):
         return both
@@ -173,7 +174,7 @@ def _neutral(endpoint: Endpoint, prompt: Prompt) -> dict[str, Any]:
 
 
 def _is_refused(endpoint: Endpoint, name: str, question: Question) -> bool:
-    """Whether a question is answered with an error of the 4xx kind."""
+    """Whether the endpoint answers a question with a 4xx error."""
     try:
         endpoint.ask(name, question)
     except RefusedError:
@@ -182,7 +183,7 @@ def _is_refused(endpoint: Endpoint, name: str, question: Question) -> bool:
 
 
 def _has_echo(endpoint: Endpoint, prompt: Prompt) -> bool:
-    """Whether the tokens of a prompt can be had with their log-probabilities."""
+    """Whether the endpoint can report the log-probabilities of a prompt's tokens."""
     question = Question(prompt.text, 1, options=endpoint.plain, echoes=True)
     try:
         tokens = endpoint.ask("probe/echo", question).choices[0].tokens or ()
@@ -193,7 +194,7 @@ def _has_echo(endpoint: Endpoint, prompt: Prompt) -> bool:
 
 
 def _has_seeds(endpoint: Endpoint, prompt: Prompt, notes: list[str]) -> bool:
-    """Whether the endpoint takes seeds."""
+    """Whether the endpoint accepts seeds."""
     question = Question(prompt.text, 1, options={**endpoint.plain, "seed": 1})
     try:
         endpoint.ask("probe/seed", question)
@@ -204,7 +205,8 @@ def _has_seeds(endpoint: Endpoint, prompt: Prompt, notes: list[str]) -> bool:
 
 
 def token_id(journal: Journal, base: str, model: str | None, text: str) -> int | None:
-    """The id of a token by its text, from /tokenize in vLLM's or llama.cpp's form."""
+    """The id of a token, given its text, from /tokenize in vLLM's or llama.cpp's format; else
+    None."""
     root = base.removesuffix("/v1")
     bodies: tuple[dict[str, Any], ...] = (
         {"model": model, "prompt": text, "add_special_tokens": False},

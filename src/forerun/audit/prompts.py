@@ -1,8 +1,8 @@
-"""Prompts with a few likely words at every place, which leave drafters room to be wrong.
+"""Prompts after which several words are likely at every place, so that drafters are often wrong.
 
-A drafter that copies always has something to copy here, and a model that is asked to go on with
-flips of a coin is never sure.  So most places have two to four likely tokens, the law is known at
-many places after few requests, and a bias of drafts shows where it is largest.
+A copying drafter always finds something to copy here, and a model that continues a list of coin
+flips is never sure. So most places have two to four likely tokens, few requests show the law at
+many places, and biased verification shows most.
 """
 
 from __future__ import annotations
@@ -16,7 +16,8 @@ from forerun.audit.bins import Key
 
 @dataclass(frozen=True)
 class Prompt:
-    """A prompt as pieces; those at its end look like tokens, which n-grams are taken from."""
+    """A prompt as an introduction and pieces; the pieces look like tokens, from which n-grams are
+    made."""
 
     intro: str
     pieces: tuple[Key, ...]
@@ -38,7 +39,7 @@ NUM_PIECES = 24
 
 
 def prompts(seed: int = 0) -> list[Prompt]:
-    """One prompt of every alphabet."""
+    """One prompt for each alphabet, shuffled by the seed."""
     generator = np.random.default_rng((seed, 18))
     made = []
     for intro, *words in ALPHABETS:

@@ -1,4 +1,4 @@
-"""What an audit asks for, and what came back, in words of our own."""
+"""The questions of an audit and their answers, independent of an endpoint's format."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ NUM_TOP = 20
 
 @dataclass(frozen=True)
 class Question:
-    """A prompt, or a prompt and the beginning of its answer, and how to go on.
+    """A prompt, perhaps with the beginning of its answer, and how to continue.
 
-    prefix: tokens of the answer that are already there, as texts.
+    prefix: the texts of answer tokens that are already given.
     """
 
     prompt: str
@@ -33,13 +33,13 @@ class Question:
 
     @property
     def cost(self) -> int:
-        """The most tokens it may generate."""
+        """The most tokens that the answer may generate."""
         return self.n * self.max_tokens
 
 
 @dataclass(frozen=True)
 class Token:
-    """One generated token as the endpoint tells it."""
+    """One generated token as the endpoint reports it."""
 
     text: Key
     logprob: float
@@ -58,7 +58,7 @@ class Choice:
 
 @dataclass(frozen=True)
 class Chunk:
-    """A part of a stream: when it came, the choice it belongs to, and how much it brought."""
+    """A part of a stream: when it came, its choice, and how much it contained."""
 
     seconds: float
     choice: int
@@ -68,7 +68,7 @@ class Chunk:
 
 @dataclass(frozen=True)
 class Answer:
-    """The answer to a question, whole or put together from a stream."""
+    """The answer to a question, joined if it was streamed."""
 
     choices: tuple[Choice, ...]
     num_prompt_tokens: int | None
@@ -86,10 +86,10 @@ class Answer:
 
 
 class RefusedError(ForerunError):
-    """The endpoint answered a well-formed request with an error of the 4xx kind."""
+    """The endpoint answered a valid request with a 4xx error."""
 
     def __init__(self, status: int, message: str) -> None:
-        """message: the endpoint's reason."""
+        """message: the reason that the endpoint gave."""
         super().__init__(f"status {status}: {message}")
         self.status = status
         self.reason = message

@@ -1,4 +1,5 @@
-"""Is the endpoint speculating at all?  From counters, from what answers tell, or from chunks."""
+"""Finds out whether an endpoint speculates, from its metrics, its answers, or the sizes of
+chunks."""
 
 from __future__ import annotations
 
@@ -35,14 +36,14 @@ RUN_GAP = 0.1
 
 @dataclass(frozen=True)
 class Speculation:
-    """Whether an endpoint speculates, and how that is known; is_on is None where it is not."""
+    """Whether an endpoint speculates (is_on, None if unknown), and how that is known."""
 
     is_on: bool | None
     reason: str
 
 
 def counters(raw: Raw) -> dict[str, float] | None:
-    """Counters of speculation on a page of metrics; None if there is no such page."""
+    """The counters about speculation on a metrics page; None if there is no such page."""
     if raw.status != 200 or not isinstance(raw.body, str):
         return None
     totals: dict[str, float] = {}
@@ -56,7 +57,8 @@ def counters(raw: Raw) -> dict[str, float] | None:
 
 
 def told(extras: Mapping[str, Any]) -> tuple[str, float] | None:
-    """The name and value of a field in an answer that counts drafted tokens."""
+    """The name and value of a field in an answer that counts drafted tokens; None if there is
+    none."""
     for name, value in _fields(extras):
         if name in TOLD and isinstance(value, int | float):
             return name, float(value)
@@ -77,10 +79,11 @@ def judge(
     fields: tuple[str, float] | None,
     streams: Sequence[Sequence[Chunk]],
 ) -> Speculation:
-    """Whether the endpoint speculates, by the surest source that says so.
+    """Decide whether the endpoint speculates, by the most reliable source available.
 
-    before, after: counters around some long answers.  fields: what an answer told of itself.
-    streams: chunks of streamed answers.
+    before, after: counters around some long answers.
+    fields: what an answer reported about drafts.
+    streams: the chunks of streamed answers.
     """
     if fields is not None and fields[1] > 0:
         return Speculation(True, f"an answer says {fields[0]} = {fields[1]:g}")
@@ -96,7 +99,7 @@ def judge(
 
 
 def _by_chunks(streams: Sequence[Sequence[Chunk]]) -> Speculation:
-    """Judge by how tokens come: several in a chunk, or chunks in quick runs."""
+    """Judge by how tokens arrive: several in a chunk, or chunks in quick succession."""
     sizes = [chunk.num_tokens for chunks in streams for chunk in chunks if chunk.num_tokens]
     if len(sizes) >= 4 and sum(size > 1 for size in sizes) >= 2:
         mean = sum(sizes) / len(sizes)

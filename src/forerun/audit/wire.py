@@ -1,6 +1,6 @@
-"""HTTP exchanges of an audit: what is sent, what comes back, and who carries it.
+"""The HTTP exchanges of an audit: requests, responses, and what carries them.
 
-`Http` needs the standard library alone; `Polite` keeps to a rate and waits for busy servers.
+`Http` needs only the standard library; `Polite` limits the rate and waits for busy servers.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class EndpointError(ForerunError, RuntimeError):
 
 @dataclass(frozen=True)
 class Call:
-    """A request; path is relative to the server's root, body is JSON."""
+    """An HTTP request. path is relative to the server's root, body is JSON."""
 
     method: str
     path: str
@@ -42,16 +42,16 @@ class Call:
 
     @property
     def is_streamed(self) -> bool:
-        """Whether the answer is asked for in events."""
+        """Whether the request asks for a stream of events."""
         return bool(self.body and self.body.get("stream"))
 
 
 @dataclass(frozen=True)
 class Raw:
-    """A response as it came.
+    """A response as it was received.
 
-    body: JSON, or the text where it is none.  events: for a stream, seconds since the request
-    was sent and JSON of each event.
+    body: parsed JSON, or else the text.
+    events: for a stream, the JSON of each event and its seconds since the request.
     """
 
     status: int
@@ -62,18 +62,19 @@ class Raw:
 
 
 class Transport(Protocol):
-    """Carries calls to an endpoint; it is used from several threads at once."""
+    """Carries requests to an endpoint; several threads use it at once."""
 
     def send(self, call: Call) -> Raw:
-        """Make a call; returns the response."""
+        """Send a request and return the response."""
         ...
 
 
 class Http:
-    """One kept connection per thread; `send` may be called from several."""
+    """HTTP with one persistent connection per thread."""
 
     def __init__(self, url: str, *, key: str | None = None, timeout: float = 120.0) -> None:
-        """url: its scheme, host and port.  key: sent as a bearer token.  timeout: in seconds."""
+        """url: of which scheme, host and port are used. key: sent as a bearer token. timeout: in
+        seconds."""
         parts = urlsplit(url)
         if parts.scheme not in ("http", "https") or not parts.hostname:
             cure = "Write it as http://host:port/v1 or https://host/v1."
@@ -82,7 +83,7 @@ class Http:
         self._local = threading.local()
 
     def send(self, call: Call) -> Raw:
-        """Make a call; whatever goes wrong on the way is an `EndpointError`."""
+        """Send a request; any failure on the way raises an `EndpointError`."""
         started = time.perf_counter()
         try:
             return self._exchange(call, started)
@@ -100,9 +101,9 @@ class Http:
             ) from error
 
     def _exchange(self, call: Call, started: float) -> Raw:
-        """Send the request and read the whole answer, event by event where it is a stream.
+        """Send the request and read the whole response, event by event if it is a stream.
 
-        started: the moment that the seconds of events are counted from.
+        started: the time from which the seconds of events are counted.
         """
         connection = self._connection()
         headers = {"Content-Type": "application/json", "Accept": "application/json"}
@@ -122,7 +123,7 @@ class Http:
         return Raw(response.status, _parsed(text), named, (), time.perf_counter() - started)
 
     def _connection(self) -> HTTPConnection:
-        """The connection of this thread, which is opened by the first call."""
+        """This thread's connection, opened by its first request."""
         kept = getattr(self._local, "connection", None)
         if kept is None:
             make = HTTPSConnection if self._parts.scheme == "https" else HTTPConnection
@@ -140,7 +141,7 @@ class Http:
 
 
 def _parsed(text: str) -> Any:
-    """A body as JSON, or as the text that it is."""
+    """A body as parsed JSON, or as text if it is not JSON."""
     try:
         return json.loads(text)
     except ValueError:
@@ -148,7 +149,7 @@ def _parsed(text: str) -> Any:
 
 
 def _events(response: HTTPResponse, started: float) -> Iterator[tuple[float, Any]]:
-    """Server-sent events with the time of each."""
+    """The server-sent events of a response, each with its time."""
     while line := response.readline():
         if line.startswith(b"data:"):
             text = line[5:].strip().decode(errors="replace")
@@ -157,9 +158,10 @@ def _events(response: HTTPResponse, started: float) -> Iterator[tuple[float, Any
 
 @dataclass
 class Polite:
-    """At most `rate` calls a second; busy answers and lost connections are tried again.
+    """Sends at most `rate` requests per second, and repeats those that met a busy server or a lost
+    connection.
 
-    patience: how often in a row a call is tried again.
+    patience: how many times in a row a request is repeated.
     """
 
     transport: Transport
@@ -172,7 +174,7 @@ class Polite:
     _lock: threading.Lock = field(default_factory=threading.Lock, repr=False)
 
     def send(self, call: Call) -> Raw:
-        """Make a call in its turn, and again while the endpoint is busy or does not answer."""
+        """Send a request in its turn; repeat it while the endpoint is busy or does not answer."""
         wait = FIRST_WAIT
         for attempt in range(self.patience + 1):
             self._take_turn()
@@ -198,7 +200,7 @@ class Polite:
         raise AssertionError("the last attempt returns or raises")
 
     def _take_turn(self) -> None:
-        """Sleep until the rate allows another call."""
+        """Sleep until the rate allows another request."""
         with self._lock:
             start = max(self.now(), self._next)
             self._next = start + 1.0 / self.rate

@@ -1,10 +1,12 @@
-"""The law where log-probabilities are not told: text in one go against text token by token.
+"""Tests the law of an endpoint that reports no log-probabilities: compares texts generated at once
+with texts generated token by token.
 
-A chain of one-token requests is plain text.  One text of each kind makes a pair; if both have the
-same law, any score of the two differs by 0 in the mean, and a bet on the difference is fair.
-Scores say how far a text goes on as an n-gram would copy it, how often it says its last word
-again, and how many different words it has.  Lost against the test with log-probabilities: most of
-the power (a pair is one look and not sixteen), and every bias that leaves these scores alone.
+A chain of one-token requests cannot be speculated. One text of each kind makes a pair. If both have
+the same law, any score of the two differs by 0 on average, and a bet on the difference is fair. The
+scores say how closely a text follows what an n-gram would copy, how often it repeats its last word,
+and how many different words it has. Compared with the test by log-probabilities, this loses most of
+the power (a pair is one observation and not sixteen), and any bias that does not change these
+scores.
 """
 
 from __future__ import annotations
@@ -34,10 +36,10 @@ SCORES = ("copies", "says again", "different words")
 
 
 def check_law_by_pairs(endpoint: Endpoint, prompts: Sequence[Prompt]) -> Finding:
-    """Compare speculated texts with chains of one-token requests, in pairs.
+    """Compare texts with chains of one-token requests, in pairs.
 
-    A difference of scores lies in [-1, 1] and has mean 0 if both kinds follow one law, so stakes
-    below 1 keep the wealth a martingale.
+    A difference of scores lies in [-1, 1] and has mean 0 if both kinds have the same law, so with
+    stakes below 1 the wealth is a martingale.
     """
     wealth = np.zeros((len(SCORES), len(STAKES)))  # logarithms
     differences: list[HostArray] = []
@@ -82,7 +84,7 @@ def check_law_by_pairs(endpoint: Endpoint, prompts: Sequence[Prompt]) -> Finding
 
 
 def scores(prompt: Prompt, text: str) -> HostArray:
-    """Scores of a text in [0, 1], (len(SCORES),)."""
+    """The scores of a text, each in [0, 1], (len(SCORES),)."""
     words = [f" {word}" for word in text.split()][:LENGTH]
     known = [*prompt.pieces, *words]
     start = len(prompt.pieces)
@@ -94,7 +96,7 @@ def scores(prompt: Prompt, text: str) -> HostArray:
 
 
 def _chained(endpoint: Endpoint, prompt: Prompt, name: str) -> str:
-    """A text whose tokens were asked for one at a time."""
+    """A text whose tokens are requested one at a time."""
     parts: list[str] = []
     for place in range(LENGTH):
         question = Question(
@@ -108,6 +110,6 @@ def _chained(endpoint: Endpoint, prompt: Prompt, name: str) -> str:
 
 
 def _mean(wealth: HostArray) -> float:
-    """The logarithm of the mean wealth of all experts."""
+    """The logarithm of the mean wealth of all experts, whose log-wealths are given."""
     top = float(wealth.max())
     return top + math.log(float(np.exp(wealth - top).mean()))

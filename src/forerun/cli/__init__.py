@@ -1,6 +1,6 @@
-"""The `forerun` command: one file per subcommand, and here what may end any of them.
+"""The `forerun` command, one file per subcommand; this file handles interruptions and closed pipes.
 
-Everything else is imported by `main`: an interruption is met from the first moment.
+`main` imports everything else, so that even Ctrl-C during imports is handled.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run a subcommand; the exit status."""
+    """Run a subcommand and return its exit status."""
     try:
         from forerun.cli.commands import run
 
@@ -44,5 +44,5 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _drop_output() -> None:
-    """Discard the rest of the output, so that Python does not try to write it again at the exit."""
+    """Discard the rest of the output, so that Python does not try to write it again at exit."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -1,4 +1,4 @@
-"""`python -m forerun.cli`."""
+"""Lets `python -m forerun.cli` run the command."""
 
 import sys
 

@@ -1,4 +1,4 @@
-"""`forerun audit URL`: is the speculation of an endpoint honest?  Asked from outside."""
+"""`forerun audit URL`: tests from outside whether an endpoint's speculation is lossless."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ EVERY = 10.0
 
 
 def run(args: argparse.Namespace) -> int:
-    """Audit the endpoint, and print and keep what was found; status 1 if anything is wrong."""
+    """Audit the endpoint; print and save the report. Returns status 1 if a fault was found."""
     from forerun.audit.auditing import Settings, audit
 
     if args.dry_run:
@@ -41,7 +41,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _key(variable: str | None) -> str | None:
-    """The API key that an environment variable holds; None if no variable is named."""
+    """The API key in an environment variable; None if no variable is named."""
     if variable is None:
         return None
     if not os.environ.get(variable):
@@ -51,7 +51,7 @@ def _key(variable: str | None) -> str | None:
 
 
 class Shown:
-    """Prints which check is running and what it has spent, whenever one begins and every few
+    """Prints which check is running and how many tokens were spent, at each new check and every few
     seconds."""
 
     def __init__(self) -> None:

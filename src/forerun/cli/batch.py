@@ -1,4 +1,4 @@
-"""`forerun batch`: a file of requests answered into a folder; resumable, in order."""
+"""`forerun batch`: answers a file of requests into a folder, in order; can be resumed."""
 
 from __future__ import annotations
 
@@ -21,7 +21,8 @@ MOST_TOLD = 20  # failures that are printed one by one
 
 
 def run(args: argparse.Namespace) -> int:
-    """Answer the file into the folder; status 1 if a line failed, 130 if Ctrl-C stopped it."""
+    """Answer the file into the folder. Returns status 1 if a line failed, 130 if Ctrl-C stopped
+    it."""
     if args.input is None:
         cure = "Name a file of JSON lines: forerun batch questions.jsonl --out answers."
         raise InputError(explain("There is nothing to answer.", "no file", cure))
@@ -63,13 +64,13 @@ def run(args: argparse.Namespace) -> int:
 
 
 class _Teller:
-    """Prints failures with their line numbers: the first ones, and how many more there were."""
+    """Prints the failures of the first few lines, and in the end how many more there were."""
 
     def __init__(self) -> None:
         self._count = 0
 
     def __call__(self, number: int, reason: str) -> None:
-        """Print the failure of a line, if it is among the first `MOST_TOLD`."""
+        """Print the failure of a line, unless `MOST_TOLD` have been printed already."""
         from tqdm import tqdm
 
         self._count += 1
@@ -78,13 +79,13 @@ class _Teller:
             tqdm.write(f"failed: {told}", file=sys.stderr)  # above the bar, not within its line
 
     def end(self) -> None:
-        """Print how many failures were not printed."""
+        """Print the number of failures that were not printed."""
         if self._count > MOST_TOLD:
             print(f"failed: {self._count - MOST_TOLD} more; see the output", file=sys.stderr)
 
 
 def _settings(args: argparse.Namespace) -> Any:
-    """The settings of each worker, as `forerun.batch` takes them."""
+    """The settings for each worker process."""
     from forerun.batch.answerer import WorkerSettings
 
     name = args.name
@@ -107,7 +108,8 @@ def _settings(args: argparse.Namespace) -> Any:
 
 
 def _defaults(args: argparse.Namespace) -> dict[str, Any]:
-    """The fields that flags give to bare lines; fields that change nothing are left out."""
+    """Request fields, taken from the flags, for lines that are bare prompts; only those that change
+    anything."""
     values = {name: getattr(args, name) for name in SAMPLING}
     Sampling(**values, seed=args.seed)
     kept = {
@@ -120,7 +122,7 @@ def _defaults(args: argparse.Namespace) -> dict[str, Any]:
 
 
 def _check_counts(args: argparse.Namespace) -> None:
-    """Check the counts before a model is loaded."""
+    """Refuse counts that are too small, before a model is loaded."""
     for name in ("workers", "max_batch", "max_tokens", "limit"):
         value = getattr(args, name)
         if value is not None and value < 1:
@@ -131,7 +133,7 @@ def _check_counts(args: argparse.Namespace) -> None:
 
 
 def _dry_run(source: Input, settings: Any) -> int:
-    """Print the bad lines of the file without a model; status 1 if there are any."""
+    """Print the invalid lines of the file, without a model. Returns status 1 if there are any."""
     from forerun.batch.batch_routes import Judge
 
     source.digest()  # an unreadable file is told here
@@ -148,19 +150,19 @@ def _dry_run(source: Input, settings: Any) -> int:
 
 
 def _model_id(settings: Any) -> str:
-    """The name by which requests may call the model: that of the loaded one."""
+    """The name of the model that requests may contain."""
     if settings.name is not None:
         return str(settings.name)
     return (settings.model or NAME) + (f"-{settings.quantize}" if settings.quantize else "")
 
 
 def _counted(count: int, word: str) -> str:
-    """`1 line`, `2 lines`, `3,000 lines`."""
+    """A number with its noun: `1 line`, `2 lines`, `3,000 lines`."""
     return f"{count:,} {word}{'s' * (count != 1)}"
 
 
 def _in_words(summary: Any, seconds: float) -> str:
-    """How many lines were answered and failed, and how fast."""
+    """A sentence on how many lines were answered and failed, and how fast."""
     counts = summary.counts
     num_answered = summary.num_lines - summary.num_failed
     lines = (

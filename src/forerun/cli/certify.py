@@ -1,4 +1,4 @@
-"""`forerun certify`: prove that the rules are lossless, and that wrong ones are caught."""
+"""`forerun certify`: proves that our rules are lossless, and that known bugs are detected."""
 
 from __future__ import annotations
 
@@ -35,7 +35,8 @@ GREEN, RED, RESET = "\033[32m", "\033[31m", "\033[0m"
 
 
 def run(args: argparse.Namespace) -> int:
-    """Certify one subject, or everything; status 1 if a verdict is not as it should be."""
+    """Certify one rule or function, or everything. Returns status 1 if a verdict is not as
+    expected."""
     if args.trees and not args.function:
         cure = "Add --function FILE:NAME; rules that judge trees are tried on them anyway."
         raise InputError(explain("--trees is for a function of your own.", "no function", cure))
@@ -52,7 +53,8 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _everything(bugs: Sequence[Mutant], seed: int, *, as_json: bool) -> int:
-    """Certify every rule and mutant, one line each; status 1 if any verdict is unexpected."""
+    """Certify every rule and every known bug, one line each. Returns status 1 if a verdict is
+    unexpected."""
     rows, wrong = [], 0
     if not as_json:
         print(f"{'':2}{'subject':<26}{'verdict':<22}{'bias (TV)':>10}   worst case / what is wrong")
@@ -79,7 +81,8 @@ def _everything(bugs: Sequence[Mutant], seed: int, *, as_json: bool) -> int:
 
 
 def _subjects(bugs: Sequence[Mutant], seed: int) -> Iterator[tuple[str, Certificate, bool, str]]:
-    """Yields (kind, certificate, whether it should be lossless, story) for all rules and bugs."""
+    """Yield (kind, certificate, whether the verdict is as expected, description) for all rules and
+    bugs."""
     for name in rules.names(lossless=True):
         certificate = certify(name, seed=seed)
         yield (
@@ -95,7 +98,7 @@ def _subjects(bugs: Sequence[Mutant], seed: int) -> Iterator[tuple[str, Certific
 
 
 def _line(kind: str, certificate: Certificate, right: bool, story: str) -> str:
-    """One subject's verdict, bias and story as a line, coloured on a terminal."""
+    """One line of the table: verdict, bias and description, in colour on a terminal."""
     verdict = {
         "rule": certificate.verdict if certificate.lossless else "NOT LOSSLESS",
         "lossy": "lossy, as labelled",
@@ -107,7 +110,8 @@ def _line(kind: str, certificate: Certificate, right: bool, story: str) -> str:
 
 
 def _function(spec: str) -> Any:
-    """The object at MODULE:NAME or FILE.py:NAME, looked up from the current folder as well."""
+    """The object named by MODULE:NAME or FILE.py:NAME; modules are also searched in the current
+    folder."""
     place, _, name = spec.rpartition(":")
     folder = ""
     if place.endswith(".py"):

@@ -1,4 +1,4 @@
-"""All subcommands of `forerun`: their parser, what a misspelt word is answered, and running one."""
+"""All subcommands of `forerun`: builds the parser, suggests corrections, and runs a command."""
 
 from __future__ import annotations
 
@@ -73,13 +73,13 @@ EXAMPLES = """examples:
 
 
 class Parser(LayeredParser):
-    """An `ArgumentParser` that does not take `--prompt` for `--prompts`."""
+    """An `ArgumentParser` that accepts no abbreviated options and suggests corrections."""
 
     def __init__(self, **options: Any) -> None:
         super().__init__(**{"allow_abbrev": False, **options})
 
     def _check_value(self, action: argparse.Action, value: Any) -> None:
-        """Refuse a wrong choice, and name the one that was probably meant."""
+        """Refuse a value that is not among the choices, suggesting the most similar one."""
         try:
             super()._check_value(action, value)
         except argparse.ArgumentError as error:
@@ -90,7 +90,7 @@ class Parser(LayeredParser):
             raise
 
     def _no_such_command(self, word: str, known: Sequence[str]) -> NoReturn:
-        """End with the commands that may have been meant, or with all of them."""
+        """Exit with an error that suggests similar commands, or lists all."""
         begun = [name for name in known if name.startswith(word)]
         question = f" Did you mean {' or '.join(begun)}?" if begun else meant(word, known)
         question = question or f" There are {', '.join(known)}."
@@ -116,7 +116,8 @@ def make_parser() -> argparse.ArgumentParser:
 
 
 def run(argv: Sequence[str] | None = None) -> int:
-    """Run a subcommand; errors meant for people are one line on stderr and exit status 2."""
+    """Run a subcommand. Errors that a user can cause are printed as one line, with exit status
+    2."""
     parser = make_parser()
     args, extra = parser.parse_known_args(argv)
     if args.command is None and not extra:
@@ -137,7 +138,7 @@ def run(argv: Sequence[str] | None = None) -> int:
 
 
 def _run(args: argparse.Namespace) -> int:
-    """Import the module of the command, and run it."""
+    """Import the module of the command and run it."""
     command = import_module(f"forerun.cli.{args.command}")
     from forerun.engine.drafting import HARMLESS
 
@@ -156,12 +157,12 @@ def commands_of(parser: argparse.ArgumentParser) -> dict[str, argparse.ArgumentP
 
 
 def options_of(parser: argparse.ArgumentParser) -> list[argparse.Action]:
-    """The options of a command, without arguments that stand alone."""
+    """The options of a command, without positional arguments."""
     return [action for action in parser._actions if action.option_strings]
 
 
 def hint(parser: argparse.ArgumentParser, args: argparse.Namespace, extra: Sequence[str]) -> str:
-    """A suggestion of what the first unknown argument was probably meant to be."""
+    """A suggestion for the first unknown argument, for the error message."""
     flag, is_flag = extra[0].partition("=")[0], extra[0].startswith("-")
     if args.command == "generate" and flag == "--prompt":
         return ' (the prompt stands alone: forerun generate "..."; --prompts F is a file of them)'

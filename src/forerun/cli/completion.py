@@ -1,4 +1,5 @@
-"""`forerun completion`: a script that lets a shell complete commands, options and their values."""
+"""`forerun completion`: prints a script with which a shell completes commands, options and
+values."""
 
 from __future__ import annotations
 
@@ -17,14 +18,14 @@ MAY_BE_FOLDERS = {"--target", "--model", "--drafter"}
 
 
 def run(args: argparse.Namespace) -> int:
-    """Print the script for the shell that was named."""
+    """Print the script for the named shell."""
     scripts = {"bash": bash, "zsh": zsh, "fish": fish}
     print(scripts[args.shell](make_parser()))
     return 0
 
 
 def values_of(option: argparse.Action) -> list[str]:
-    """The words that may follow an option, where they are known; none for files and free text."""
+    """The possible values of an option, if they can be listed; none for files and free text."""
     if option.choices is not None:
         return [str(choice) for choice in option.choices]
     known = known_values()
@@ -33,7 +34,8 @@ def values_of(option: argparse.Action) -> list[str]:
 
 @cache
 def known_values() -> dict[str, list[str]]:
-    """The words that may follow options of these names; collected once, which takes 20 ms."""
+    """The possible values of some options, by the option's name. Collecting them takes 20 ms, so it
+    is done once."""
     models = installed_names()
     return {
         "--drafter": ["auto", *names(), "none"],
@@ -45,7 +47,8 @@ def known_values() -> dict[str, list[str]]:
 
 
 def bash(parser: argparse.ArgumentParser) -> str:
-    """A bash function; after an option that takes a file or text, file names are completed."""
+    """The completion function for bash. After an option that takes a file or text, it completes
+    file names."""
     commands = commands_of(parser)
     cases = "\n".join(_bash_case(name, command) for name, command in commands.items())
     flags = " ".join(_flags(parser))
@@ -66,7 +69,7 @@ complete -o default -F _forerun forerun"""
 
 
 def _bash_case(name: str, command: argparse.ArgumentParser) -> str:
-    """The branch of the shell's `case` for one command: its options, and values after them."""
+    """The branch for one command in the shell's `case`: its options, and the values of each."""
     lines = [f"    {name})", f"        options={shlex.quote(' '.join(_flags(command)))}"]
     known = [(option.option_strings, values_of(option)) for option in options_of(command)]
     lines += [
@@ -82,17 +85,18 @@ def _bash_case(name: str, command: argparse.ArgumentParser) -> str:
 
 
 def _folders(flags: Sequence[str]) -> str:
-    """The rest of a command that offers folders too, for options that name a model."""
+    """A shell command to append for options that name a model, so that folders are completed
+    too."""
     return '; compgen -d -- "$word"' if MAY_BE_FOLDERS & {*flags} else ""
 
 
 def zsh(parser: argparse.ArgumentParser) -> str:
-    """The bash function through zsh's own bridge."""
+    """The script for zsh, which runs the bash function through zsh's bridge."""
     return f"autoload -U +X bashcompinit && bashcompinit\n{bash(parser)}"
 
 
 def fish(parser: argparse.ArgumentParser) -> str:
-    """One `complete` line for each command and option, with its help."""
+    """The script for fish: one `complete` line for each command and option, with its help."""
     lines = ["complete -c forerun -f -n __fish_use_subcommand -l version -d version"]
     helps = _helps(parser)
     for name, command in commands_of(parser).items():
@@ -123,13 +127,13 @@ def _flags(parser: argparse.ArgumentParser) -> list[str]:
 
 
 def _positional_choices(command: argparse.ArgumentParser) -> list[str]:
-    """The choices of each argument without a flag, as words for the shell."""
+    """The choices of each positional argument, as words separated by spaces."""
     actions = [action for action in command._actions if not action.option_strings]
     return [" ".join(map(str, action.choices)) for action in actions if action.choices]
 
 
 def _helps(parser: argparse.ArgumentParser) -> dict[str, str]:
-    """The line of help for each command."""
+    """The help line of each command."""
     for action in parser._actions:
         if isinstance(action, argparse._SubParsersAction):
             return {choice.dest: choice.help or "" for choice in action._choices_actions}
@@ -137,11 +141,11 @@ def _helps(parser: argparse.ArgumentParser) -> dict[str, str]:
 
 
 def _plain(text: str | None) -> str:
-    """A help text as argparse would print it."""
+    """A help text as argparse prints it, with "%%" as "%"."""
     return (text or "").replace("%%", "%")
 
 
 def _fish_quoted(text: str) -> str:
-    """A text in fish's single quotes."""
+    """A text in single quotes for fish."""
     escaped = text.replace("\\", "\\\\").replace("'", "\\'")
     return f"'{escaped}'"

@@ -1,4 +1,4 @@
-"""`forerun demo`: the same text, plain and speculative, from a real model."""
+"""`forerun demo`: generates the same texts plainly and speculatively with a real model."""
 
 from __future__ import annotations
 
@@ -40,13 +40,13 @@ PROMPTS = {
 
 @dataclass(frozen=True)
 class Timed:
-    """A generation, and the seconds from the call to the last token."""
+    """A generation, and the seconds until its last token."""
 
     generation: Generation
     seconds: float
 
     def __str__(self) -> str:
-        """Rounds, tokens per round, seconds and tokens per second."""
+        """A line with rounds, tokens per round, seconds and tokens per second."""
         stats = self.generation.stats
         return (
             f"{stats.rounds:>3} rounds, {stats.tokens_per_round:.2f} tokens per round, "
@@ -55,7 +55,8 @@ class Timed:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Answer the prompts both ways; status 1 if two texts differ and no near-tie explains it."""
+    """Answer the prompts both ways. Returns status 1 if two texts differ without a near-tie as
+    reason."""
     target = load_target(None)
     drafter = Mixed(Heads(), Suffix())
     compiling = "; code is compiled for this machine first, which takes about a minute"
@@ -71,7 +72,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _must_compile(target: Any) -> bool:
-    """Whether the passes of the target and of its drafter are yet to be compiled."""
+    """Whether the passes of the target and its drafter still have to be compiled."""
     if not isinstance(target, CpuPass):
         return False
     from forerun.lean.forward import forward
@@ -82,7 +83,7 @@ def _must_compile(target: Any) -> bool:
 
 
 def _compare(target: Any, drafter: Drafter, title: str, prompt: str) -> int:
-    """Answer one prompt both ways; status 1 if the texts differ, unless by a near-tie."""
+    """Answer one prompt both ways. Returns 1 if the texts differ without a near-tie as reason."""
     print(f"\n{title}\n\nprompt: {prompt}")
     print("\nplain:")
     plain = _answer(target, prompt, None)
@@ -108,7 +109,8 @@ def _compare(target: Any, drafter: Drafter, title: str, prompt: str) -> int:
 
 
 def _trade(plain: Stats, ahead: Stats) -> str | None:
-    """The cost and gain of a speculative round; the round that reads the prompt is left out."""
+    """A sentence on what a speculative round costs and gains, without the round that reads the
+    prompt."""
     if plain.rounds < 2 or ahead.rounds < 2:
         return None
     usual, longer = (mean(one.total for one in s.seconds_by_round[1:]) for s in (plain, ahead))
@@ -119,7 +121,7 @@ def _trade(plain: Stats, ahead: Stats) -> str | None:
 
 
 def _answer(target: Any, prompt: str, drafter: Drafter | None) -> Timed:
-    """Show the answer as it comes, and time it."""
+    """Print the answer as it comes, and time it."""
     chat = [{"role": "user", "content": prompt}]
     start = time.perf_counter()
     pieces = stream(

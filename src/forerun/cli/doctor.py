@@ -1,4 +1,4 @@
-"""`forerun doctor`: checks that speculation on a model gives the text of plain decoding."""
+"""`forerun doctor`: checks that a model gives the same text with and without speculation."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ SHOWN = 32  # characters of a prompt
 
 
 def run(args: argparse.Namespace) -> int:
-    """Print a finding for each prompt, and the summary; status 1 if there is a bug."""
+    """Print a finding for each prompt, and a summary. Returns status 1 if there is a bug."""
     sampling = Sampling(temperature=args.temperature, top_p=args.top_p, seed=args.seed)
     rule, shape = checked_rule(args.rule, sampling), tree("--tree", args.tree)
     prompts = (read_list(args.prompts) if args.prompts else list(SAMPLES))[: args.limit]

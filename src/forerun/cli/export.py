@@ -1,4 +1,4 @@
-"""`forerun export`: a drafter of ours as files that vLLM and SGLang load."""
+"""`forerun export`: writes a trained drafter as files that vLLM and SGLang load."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from forerun.drafters.heads.fitting import load_shipped
 
 
 def run(args: argparse.Namespace) -> int:
-    """Write the files, and print where they are."""
+    """Write the files, and print their paths."""
     name = args.drafter.removeprefix("heads:")
     trained = load_shipped() if name == "heads" else load(name)
     export(trained, Path(args.out), args.format, args.dtype)

@@ -1,4 +1,5 @@
-"""`forerun generate`: the answer on standard output, notes and statistics on standard error."""
+"""`forerun generate`: prints the answer to standard output, notes and statistics to standard
+error."""
 
 from __future__ import annotations
 
@@ -30,7 +31,8 @@ from forerun.sampling.options import Sampling
 
 
 def summary(generation: Generation) -> str:
-    """Rounds and speed; acceptance, if anything was drafted, and why little was; time by stage."""
+    """Some lines on rounds and speed, on acceptance if anything was drafted, and on the time of
+    each stage."""
     stats, total = generation.stats, generation.stats.seconds.total
     speed = f"{stats.emitted / total:.1f} tokens/s" if total else "no time at all"
     lines = [
@@ -62,7 +64,7 @@ def summary(generation: Generation) -> str:
 
 
 def as_dict(generation: Generation, index: int = 0, sample: int = 0) -> dict[str, Any]:
-    """The generation as a dictionary, with the index of its prompt and of its sample."""
+    """The generation as a dictionary, with the indices of its prompt and sample."""
     report: dict[str, Any] = {
         "index": index,
         "sample": sample,
@@ -77,7 +79,7 @@ def as_dict(generation: Generation, index: int = 0, sample: int = 0) -> dict[str
 
 
 def run(args: argparse.Namespace) -> int:
-    """Answer the prompts; status 1 if one failed, 130 if Ctrl-C stopped it."""
+    """Answer the prompts. Returns status 1 if one failed, 130 if Ctrl-C stopped it."""
     if is_follower(args.tensor_parallel):
         return follow()
     args.prompt, args.system = (
@@ -131,7 +133,8 @@ def run(args: argparse.Namespace) -> int:
 
 
 def in_order(pieces: Iterable[Piece], count: int) -> Iterator[int]:
-    """The numbers of finished answers, each as soon as it and all before it are finished."""
+    """The indices of finished answers, in order: each as soon as it and all before it are
+    finished."""
     has_ended = [False] * count
     first = 0  # of those not given out
     for piece in pieces:
@@ -163,7 +166,7 @@ def _checked(args: argparse.Namespace) -> tuple[Sampling, rules.Rule]:
 
 
 def _chat(target: Any, prompt: str, args: argparse.Namespace) -> Any:
-    """The prompt as chat messages, where the model has a template for them."""
+    """The prompt as chat messages if the model has a chat template, else as text."""
     if target.tokenizer is None:
         wrong, kind = "The model has no tokenizer, so it cannot read a text.", "folder"
         cure = "Save its tokenizer into the folder: tokenizer.save_pretrained(folder)."
@@ -182,13 +185,13 @@ def _chat(target: Any, prompt: str, args: argparse.Namespace) -> Any:
 
 
 def _which_pass(target: Any) -> str:
-    """The pass that ran, and why it was not the lean one."""
+    """Which implementation of the model ran, and why not the lean one."""
     reason = getattr(target, "why_not_lean", "")
     return f"target: {target!r}" + (f"; not the lean CPU pass: {reason}" if reason else "")
 
 
 def _report(generations: list[Generation], *, with_stats: bool) -> bool:
-    """Print statistics if asked, and all notes and failures.  True if anything failed."""
+    """Print all notes and failures, and statistics if asked. Returns whether anything failed."""
     for number, generation in enumerate(generations, start=1):
         which = f"[{number}/{len(generations)}] " if len(generations) > 1 else ""
         if with_stats:

@@ -1,4 +1,5 @@
-"""`forerun info`: machine, versions and caches, for a report of a problem; `--clear-cache`."""
+"""`forerun info`: prints machine, versions and caches, for bug reports; `--clear-cache` clears
+them."""
 
 from __future__ import annotations
 
@@ -30,7 +31,7 @@ FILES = {
 
 
 def clear_cache(*, is_agreed: bool) -> int:
-    """List what the cache holds, ask unless that was agreed, and remove it; returns the exit
+    """List what the cache contains and remove it, after asking unless `is_agreed`. Returns the exit
     status."""
     folder, made = cache_folder(), list(_made(cache_folder()))
     if not made:
@@ -55,7 +56,7 @@ def clear_cache(*, is_agreed: bool) -> int:
 
 
 def _agrees() -> bool:
-    """Whether the user at the terminal agrees; raises where there is no terminal."""
+    """Ask the user whether to continue; raises if there is no terminal."""
     if not sys.stdin.isatty():
         wrong, cure = "Nobody can be asked whether to remove this.", "Add --yes to remove it."
         raise InputError(explain(wrong, "no terminal", cure))
@@ -63,7 +64,7 @@ def _agrees() -> bool:
 
 
 def _made(folder: Path) -> Iterator[Path]:
-    """The files and folders that Forerun made; links belong to others."""
+    """The files and folders in the cache that Forerun made; symbolic links are left alone."""
     for child in sorted(folder.iterdir()) if folder.is_dir() else ():
         if child.is_symlink() or not child.is_dir():
             continue
@@ -102,7 +103,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def report() -> dict[str, Any]:
-    """Everything there is to tell, by heading."""
+    """All facts of the report, by heading."""
     machine = this_machine()
     devices = _devices()
     processor = dict.fromkeys([machine.cpu, machine.architecture, f"{machine.cores} cores"])
@@ -121,7 +122,7 @@ def report() -> dict[str, Any]:
 
 
 def render(told: dict[str, Any]) -> str:
-    """The report as text, two columns under each heading."""
+    """The report as text: under each heading two columns."""
     lines = []
     for heading, rows in told.items():
         lines.append(heading)
@@ -132,7 +133,7 @@ def render(told: dict[str, Any]) -> str:
 
 
 def _has(module: str) -> bool:
-    """Whether a module is installed; it is not imported."""
+    """Whether a module is installed, without importing it."""
     return find_spec(module) is not None
 
 
@@ -144,7 +145,7 @@ def _extra(name: str) -> str:
 
 
 def _devices() -> list[str]:
-    """The GPUs, by their product names."""
+    """The product names of the GPUs."""
     if not _has("torch"):
         return []
     import torch
@@ -153,7 +154,7 @@ def _devices() -> list[str]:
 
 
 def _passes(*, has_gpu: bool) -> dict[str, str]:
-    """Each pass, and whether it runs here or what it lacks."""
+    """For each implementation of the model, whether it runs here or what is missing."""
     needed = {
         "transformers": (("torch", "transformers"), "hf", True),
         "lean CPU pass": (("torch", "transformers", "numba"), "hf,cpu", True),
@@ -170,7 +171,7 @@ def _passes(*, has_gpu: bool) -> dict[str, str]:
 
 
 def _default_model() -> str:
-    """Whether the default model is installed, and its size."""
+    """Whether the default model is installed, with its size."""
     source = packaged_weights()
     if source is not None:
         return f"installed, {source.stat().st_size / 1e6:.0f} MB"
@@ -178,7 +179,7 @@ def _default_model() -> str:
 
 
 class Cache(NamedTuple):
-    """A folder and the files in it that can be made or downloaded again."""
+    """A cache: a folder, and a pattern for its files, which can all be made or downloaded again."""
 
     folder: Path
     pattern: str = "*"
@@ -186,7 +187,7 @@ class Cache(NamedTuple):
 
 
 def _caches() -> dict[str, Cache]:
-    """The caches by what they hold."""
+    """All caches, each under a description of its contents."""
     triton = os.environ.get("TRITON_CACHE_DIR") or Path.home() / ".triton" / "cache"
     packed = cache_folder() / "packed"
     caches = {
@@ -203,13 +204,13 @@ def _caches() -> dict[str, Cache]:
 
 
 def _trouble() -> dict[str, str]:
-    """The reason why models are not kept on disk, if there is one."""
+    """Why models are not cached on disk, if that is so."""
     reason = why_not_cached()
     return {"no model is kept": f"{reason}; set FORERUN_CACHE"} if reason else {}
 
 
 def _size(cache: Cache) -> str:
-    """How much a cache holds, in how many files, and where."""
+    """The size of a cache, its number of files, and its folder."""
     files = [
         file
         for file in cache.folder.rglob(cache.pattern)

@@ -1,4 +1,5 @@
-"""Lists, ranges, trees and pictures as the command line has them: `0..8`, `1,4`, `2,2`, `a.pdf`."""
+"""Parses command-line values: lists and ranges (`1,4`, `0..8`), trees (`2,2`), paths of
+pictures."""
 
 from __future__ import annotations
 
@@ -9,7 +10,7 @@ from forerun.trees.tree import Tree
 
 
 def numbers(flag: str, text: str) -> list[float]:
-    """`0,0.8` -> [0.0, 0.8]"""
+    """Parse a list of numbers: `0,0.8` -> [0.0, 0.8]."""
     try:
         return [float(part) for part in text.split(",")]
     except ValueError as error:
@@ -18,7 +19,7 @@ def numbers(flag: str, text: str) -> list[float]:
 
 
 def counts(flag: str, text: str) -> list[int]:
-    """`0..4,8` -> [0, 1, 2, 3, 4, 8]"""
+    """Parse a list of whole numbers and ranges: `0..4,8` -> [0, 1, 2, 3, 4, 8]."""
     numbers: list[int] = []
     for part in text.split(","):
         first, dots, last = part.partition("..")
@@ -37,7 +38,8 @@ def counts(flag: str, text: str) -> list[int]:
 
 
 def tree(flag: str, text: str | None) -> int | Tree | None:
-    """`16` -> 16 nodes of any shape; `2,2` -> two children of the text, and two of each."""
+    """Parse a tree: `16` -> 16 nodes of any shape; `2,2` -> two nodes after the text, and two after
+    each."""
     if text is None:
         return None
     try:
@@ -51,7 +53,7 @@ def tree(flag: str, text: str | None) -> int | Tree | None:
 
 
 def picture_path(text: str) -> Path:
-    """The path that `--plot` draws to; reports a bad place or a missing matplotlib before anything
+    """The path for `--plot`. A bad path or a missing matplotlib is reported before anything
     runs."""
     from forerun.base.drawing import FORMATS
 

@@ -32,8 +32,8 @@ def load_target(
     gpu_memory: str | None = None,
     kv_dtype: KvDtype | None = None,
 ) -> Any:
-    """The model of this name, or the default one; num_ranks: the number of processes to spread it
-    over."""
+    """Load the model with this name, or the default one. num_ranks: the number of processes to
+    divide it among."""
     # Threads that spin while they wait starve each other on a machine with anything else to do:
     # passes then take ten times as long.  OpenMP reads this when torch is imported.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
@@ -58,7 +58,7 @@ def _spread(
     name: str, num_ranks: int, device: str | None, dtype: str | None, quantize: Quantize | None,
     kv_dtype: KvDtype | None,
 ) -> Any:  # fmt: skip
-    """The model, spread over several processes with one GPU each."""
+    """Load a model divided among several processes with one GPU each."""
     huggingface_model()  # a missing extra is told before anything is imported from it
     from forerun import ranks
 
@@ -74,7 +74,7 @@ def _spread(
 
 
 def is_follower(num_ranks: int | None) -> bool:
-    """Whether torchrun started this process to hold a part of the target and no more."""
+    """Whether torchrun started this process only to hold a part of the target."""
     if num_ranks is None:
         return False
     huggingface_model()
@@ -84,16 +84,19 @@ def is_follower(num_ranks: int | None) -> bool:
 
 
 def follow() -> int:
-    """Work as a follower until rank 0 ends."""
+    """Serve rank 0 with this process's part of the target, until rank 0 ends."""
     from forerun import ranks
 
     return ranks.follow()
 
 
 def weights_size(name: str | None) -> int | None:
-    """The bytes of a model's weights by their files, about what it takes in memory; None if they
-    are not on this machine yet.  Few-bit weights of a GGUF file count twice: so do their scales
-    and the tables that are kept beside them."""
+    """The size of a model's weight files in bytes, about what it needs in memory; None if they are
+    not on this machine yet.
+
+    GGUF files count twice, because the scales of few-bit weights, and tables for them, are kept
+    too.
+    """
     path = at_home(name or NAME)
     if is_gguf(path):
         return 2 * path.stat().st_size
@@ -107,7 +110,7 @@ def weights_size(name: str | None) -> int | None:
 
 
 def cached_folder(name: str) -> Path | None:
-    """The local folder of a hub model that was loaded before."""
+    """The local folder of a Hugging Face model that was downloaded before; else None."""
     from huggingface_hub import try_to_load_from_cache
 
     found = None
@@ -117,17 +120,17 @@ def cached_folder(name: str) -> Path | None:
 
 
 def usual_drafters(target: str | None) -> list[str]:
-    """The drafters compared by default: those that need neither training nor another model, and
-    what the default model drafts with."""
+    """The drafters that are compared by default: those that need neither training nor another
+    model, and for the default model also its own."""
     return ["ngram", "suffix", *(["heads+suffix"] if target in (None, NAME) else [])]
 
 
 def load_drafter(
     name: str | None, device: str | None = None, dtype: str | None = None
 ) -> Drafter | str | None:
-    """A drafter by its name, or a model as drafter; None for `none`.
+    """Make a drafter from its name, which may be that of a model; None for `none`.
 
-    "auto", the default, stays a name: it depends on the target.
+    "auto", the default, stays a string, because the choice depends on the target.
     """
     if name in (None, "auto"):
         return "auto"
@@ -137,8 +140,8 @@ def load_drafter(
 def settled(
     drafters: Mapping[str, Drafter | str | None], target: LanguageModel
 ) -> dict[str, Drafter | None]:
-    """The drafters by name once the target is known; "auto" appears under the name of the drafter
-    that it stands for."""
+    """All drafters by name, once the target is known. "auto" is replaced by the drafter that it
+    stands for."""
     made: dict[str, Drafter | None] = {}
     for name, drafter in drafters.items():
         chosen = drafter_for(target, drafter)

@@ -1,4 +1,4 @@
-"""`forerun plan`: does speculation pay here, with which drafter, draft length and rule?"""
+"""`forerun plan`: says whether speculation pays here, with which drafter, draft length and rule."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ ENGINES = {"vllm": for_vllm, "sglang": for_sglang}
 
 
 def run(args: argparse.Namespace) -> int:
-    """Probe, plan, and print the advice as a table, as JSON or for another engine."""
+    """Measure, plan, and print the advice as a table, as JSON or as flags of another engine."""
     names, prompts = read_subject(args)
     for flag, value in (("--batch", args.batch), ("--max-draft-length", args.max_draft_length)):
         if value < 1:
@@ -59,7 +59,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _export(engine: str, advice: SpeculationPlan) -> Export:
-    """The plan for an engine; raises if that has no counterpart of what was chosen."""
+    """The plan for another engine; raises if that engine lacks what was chosen."""
     export = ENGINES[engine](advice)
     if export.arguments is None:
         cure = "Plan with drafters that it has, for example --drafter ngram."
@@ -68,7 +68,8 @@ def _export(engine: str, advice: SpeculationPlan) -> Export:
 
 
 def render(advice: SpeculationPlan, about: str) -> str:
-    """The question, the best setting of each drafter and rule, the advice, and its exports."""
+    """The advice as text: the best setting of each drafter and rule, a recommendation, and its
+    exports."""
     how = "greedy" if advice.temperature == 0 else f"temperature {advice.temperature:g}"
     lines = [f"{advice.target}, {about}, {how}, batch {advice.batch}", ""]
     lines += [f"{'drafter':<24} {'rule':<6} {'K':>3}  {'tokens per round':<20}  {'speed-up':<20}"]
@@ -92,7 +93,7 @@ def render(advice: SpeculationPlan, about: str) -> str:
 
 
 def as_dict(advice: SpeculationPlan) -> dict[str, Any]:
-    """The plan, its forecasts and its exports, for JSON."""
+    """The plan, its forecasts and its exports as a dictionary for JSON."""
     return {
         "target": advice.target,
         "batch": advice.batch,
@@ -106,5 +107,5 @@ def as_dict(advice: SpeculationPlan) -> dict[str, Any]:
 
 
 def _interval(value: Any) -> str:
-    """`1.23 [1.10, 1.36]`"""
+    """A mean with its interval: `1.23 [1.10, 1.36]`."""
     return f"{value.mean:.2f} [{value.low:.2f}, {value.high:.2f}]"

@@ -1,4 +1,4 @@
-"""`forerun plot`: a sweep's folder as pictures and as one page."""
+"""`forerun plot`: draws the results of a sweep as pictures and as one HTML page."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Draw the sweep, and print its verdict and summary."""
+    """Draw the sweep; print its verdict and summary."""
     records = read_records(args.folder, skip_corrupt=args.skip_corrupt)
     for number, reason in records.skipped.items():
         print(f"note: line {number} is corrupt and left out: {reason}", file=sys.stderr)
@@ -53,7 +53,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _formats(text: str) -> list[str]:
-    """The formats of `--format`, checked and each once."""
+    """The distinct file formats in `--format`, checked."""
     from forerun.base.drawing import FORMATS
 
     formats = list(dict.fromkeys(text.split(",")))
@@ -64,7 +64,7 @@ def _formats(text: str) -> list[str]:
 
 
 def _size(text: str | None) -> tuple[float | None, float | None]:
-    """`3.3x2.4` -> (3.3, 2.4), in inches; without a height, (3.3, None)."""
+    """Parse a size in inches: `3.3x2.4` -> (3.3, 2.4); without a height, (3.3, None)."""
     if text is None:
         return None, None
     width, cross, height = text.partition("x")
@@ -79,7 +79,7 @@ def _size(text: str | None) -> tuple[float | None, float | None]:
 
 
 def _chosen(plots: Sequence[Plot], kinds: Sequence[str]) -> Sequence[Plot]:
-    """The plots of these kinds; all of them where none is named."""
+    """The plots of the named kinds; all plots if none are named."""
     known = list(dict.fromkeys(plot.kind for plot in plots))
     for kind in kinds:
         if not any(name.startswith(kind) for name in known):

@@ -1,5 +1,5 @@
-"""Where prompts come from: the command line, a file, a list of them, or a pipe; and what `plan` and
-`sweep` are to measure."""
+"""Reads prompts from the command line, a file, a list or a pipe, and what `plan` and `sweep`
+measure."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from forerun.cli.loading import usual_drafters
 
 
 def read_prompts(args: argparse.Namespace) -> list[str]:
-    """The prompts that were asked for; a prompt and a file together are one, in that order."""
+    """The prompts that were given. A prompt and a file together make one prompt, in that order."""
     if args.prompts is not None:
         if args.prompt is not None or args.file is not None:
             cure = "Put everything into the list, or leave --prompts out."
@@ -36,7 +36,8 @@ def read_prompts(args: argparse.Namespace) -> list[str]:
 
 
 def as_text(word: str) -> str:
-    """An argument as text; bytes that the locale cannot decode are read as UTF-8."""
+    """A command-line argument as valid text; bytes that the locale could not decode are read as
+    UTF-8."""
     if not any("\ud800" <= character <= "\udfff" for character in word):
         return word
     try:
@@ -47,16 +48,18 @@ def as_text(word: str) -> str:
 
 
 def read_list(file: str) -> list[str]:
-    """A prompt per line, as it stands or as JSON with "prompt" or Spec-Bench's "turns".
+    """The prompts in a file, one per line: plain text, or JSON with "prompt" or Spec-Bench's
+    "turns".
 
-    A file that is called JSON holds nothing else: a broken line there is no prompt.
+    If the file's name ends in .json or .jsonl, a line that is not JSON is an error and not a
+    prompt.
     """
     is_json = file.lower().endswith((".jsonl", ".json"))
     return [prompt.text for prompt in prompts.parse(_read(file), file, bare_lines=not is_json)]
 
 
 def read_subject(args: argparse.Namespace) -> tuple[list[str], list[prompts.Prompt]]:
-    """The drafters' names and the prompts, checked before a model is loaded."""
+    """The names of the drafters and the prompts to measure, checked before a model is loaded."""
     if args.max_tokens < 1:
         cure = "Use 1 or more; 64 shows what there is to see."
         raise InputError(explain("--max-tokens is too small.", args.max_tokens, cure))
@@ -66,7 +69,7 @@ def read_subject(args: argparse.Namespace) -> tuple[list[str], list[prompts.Prom
 
 
 def _drafters(names: Sequence[str]) -> list[str]:
-    """The drafters that were named, each once; plain decoding is not among them."""
+    """The named drafters without duplicates; `none` is refused."""
     if "none" in names:
         cure = "Leave it out: plain decoding is always measured."
         raise InputError(explain("`none` drafts nothing.", list(names), cure))
@@ -74,7 +77,7 @@ def _drafters(names: Sequence[str]) -> list[str]:
 
 
 def _read(file: str) -> str:
-    """The text of a file, without the newline that ends it."""
+    """The text of a file, without the newline at its end."""
     try:
         text = sys.stdin.read() if file == "-" else Path(file).read_text(encoding="utf-8")
         text.encode()  # a pipe may have smuggled in what is no text

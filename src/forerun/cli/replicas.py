@@ -1,4 +1,4 @@
-"""`forerun simulate --replicas`: queueing, autoscaling and failover of a fleet."""
+"""`forerun simulate --replicas`: simulates queueing, autoscaling and failover of a fleet."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ REQUESTS, REQUESTS_PER_ROW = 5_000, 8
 
 
 def given(args: argparse.Namespace) -> list[str]:
-    """The names of the fleet flags that were given."""
+    """The names of those fleet flags that the user gave."""
     return [name for name in FLEET if getattr(args, name) is not None]
 
 
 def run(args: argparse.Namespace) -> int:
-    """Simulate a fleet of each size, and print a table or JSON."""
+    """Simulate fleets of each size, and print a table or JSON."""
     values = {name: default for name, (_, default, _) in FLEET.items()}
     values |= {name: getattr(args, name) for name in given(args)}
     scale = _autoscale(values)
@@ -41,7 +41,8 @@ def run(args: argparse.Namespace) -> int:
 
 
 def token_seconds(text: str) -> list[float]:
-    """`1:10,8:45` -> the seconds of a token with 1, 2, ..., 8 answers at once, on lines between."""
+    """Parse `1:10,8:45` (answers at once : milliseconds): the seconds per token for 1, 2, ..., 8
+    answers, interpolated."""
     try:
         pairs = [(int(size), float(ms)) for size, ms in (p.split(":") for p in text.split(","))]
         points = dict(sorted(pairs))
@@ -59,7 +60,7 @@ def token_seconds(text: str) -> list[float]:
 
 
 def _autoscale(values: dict[str, Any]) -> Autoscale | None:
-    """The range of `--autoscale`; None where the number of replicas is fixed."""
+    """The range given by `--autoscale`; None if the number of replicas is fixed."""
     text, target = values["autoscale"], values["target_ongoing"]
     if text is None:
         if target is not None:
@@ -79,7 +80,7 @@ def _autoscale(values: dict[str, Any]) -> Autoscale | None:
 def _size(
     replicas: int, values: dict[str, Any], scale: Autoscale | None, shared: Shared, seed: int
 ) -> Size:
-    """A fleet of this many replicas, and what a simulation of it found."""
+    """Simulate a fleet with this many replicas; returns its results."""
     if values["failover"] not in ("exact", "again"):
         cure = "Use exact or again."
         raise InputError(explain("There is no such failover.", repr(values["failover"]), cure))

@@ -1,8 +1,8 @@
-"""What a terminal shows: what is being waited for, and answers as they arrive.
+"""Shows progress and answers on a terminal.
 
-Tokens are coloured by their fate.  Blue and orange are distinct for the colour-blind, too;
-corrections are also underlined, for terminals without colour.  Bonus tokens, the only kind in plain
-decoding, stay plain.
+Tokens are coloured by their fate. Blue and orange can be distinguished by colour-blind people too;
+corrections are also underlined, for terminals without colour. Bonus tokens, the only kind in plain
+decoding, have no colour.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ from forerun.engine.results import Fate, Piece
 
 
 def wants_colour() -> bool:
-    """Whether standard output is a terminal whose user has not asked for plain text."""
+    """Whether to use colour: standard output is a terminal, and NO_COLOR is not set."""
     return sys.stdout.isatty() and not os.environ.get("NO_COLOR")
 
 
 @contextmanager
 def waiting_for(what: str) -> Iterator[None]:
-    """Show on a terminal what is running, with its seconds, and erase it afterwards."""
+    """Within the block, show on the terminal what is running."""
     if not sys.stderr.isatty():
         yield
         return
@@ -64,7 +64,8 @@ MEANINGS = {
 
 
 def painted(text: str, fate: Fate) -> str:
-    """Text as a terminal should show it: spaces are left alone, and no text is a command."""
+    """Text in the colour of its fate. Spaces stay uncoloured, and escape characters are made
+    harmless."""
     tame = text.replace("\033", "␛")
     word = tame.strip()
     if not word or not COLOURS[fate]:
@@ -74,12 +75,12 @@ def painted(text: str, fate: Fate) -> str:
 
 
 def legend() -> str:
-    """The meaning of each colour, in that colour."""
+    """A line that explains each colour in that colour."""
     return " · ".join(painted(meaning, fate) for fate, meaning in MEANINGS.items())
 
 
 class Screen:
-    """Shows the first unfinished answer as it grows; those after it wait for their turn."""
+    """Shows the answers one after another; the first unfinished one grows as its pieces arrive."""
 
     def __init__(self, prompts: Sequence[str], *, colour: bool) -> None:
         self.prompts = prompts
@@ -93,7 +94,7 @@ class Screen:
             sys.stdout.reconfigure(errors="replace")
 
     def show(self, pieces: Iterable[Piece]) -> None:
-        """Show the pieces as they come, until all answers have ended."""
+        """Show pieces as they arrive, until all answers have ended."""
         self._announce()
         for piece in pieces:
             self._texts[piece.index] += self._render(piece)
@@ -111,7 +112,8 @@ class Screen:
         return "".join(painted(part, fate) for part, fate in piece.parts)
 
     def _write(self) -> None:
-        """Print what is new of the current answer, and of those after it once it has ended."""
+        """Print what is new of the current answer, and move on to the next ones when it has
+        ended."""
         while self._current < len(self._texts):
             print(self._texts[self._current], end="", flush=True)
             self._texts[self._current] = ""
@@ -122,7 +124,7 @@ class Screen:
             self._announce()
 
     def _announce(self) -> None:
-        """Print the first line of the prompt before its answer, if there are several prompts."""
+        """If there are several prompts, print the current one's first line as a heading."""
         if 1 < len(self.prompts) > self._current:
             number, prompt = self._current + 1, self.prompts[self._current]
             title = f"[{number}/{len(self.prompts)}] {prompt.strip().splitlines()[0][:70]}"

@@ -1,4 +1,4 @@
-"""`forerun serve`: a model behind OpenAI's API, and a page to watch it work."""
+"""`forerun serve`: serves a model with OpenAI's API, and a page on which to try it."""
 
 from __future__ import annotations
 
@@ -38,7 +38,8 @@ NEEDED = ("starlette", "uvicorn", "prometheus_client")
 
 
 def run(args: argparse.Namespace) -> int:
-    """Load a model and serve it until a signal; a rank other than 0 follows."""
+    """Load a model and serve it until a signal arrives. Under torchrun, ranks other than 0 only
+    compute their part."""
     check_extra()
     if is_follower(args.tensor_parallel):
         return follow()
@@ -107,8 +108,8 @@ def run(args: argparse.Namespace) -> int:
 
 
 def sections_of(args: argparse.Namespace) -> dict[str | None, argparse.Namespace]:
-    """The options of each model by its id, the default model first; those of a single one, whose
-    id is that of what is loaded, under None."""
+    """The options of each model by its id, the default model first. A single model has the key
+    None, because its id is known only when it is loaded."""
     if any(not name.strip() for one in (args, *args.models.values()) for name in one.name or ()):
         raise InputError(
             explain("A name of a model is empty.", '--name ""', "Say how it is called.")
@@ -136,7 +137,7 @@ def sections_of(args: argparse.Namespace) -> dict[str | None, argparse.Namespace
 
 
 def most_bytes(gib: float | None) -> int:
-    """The memory that the models may take together; by default a share of this machine's."""
+    """The memory that all models together may use; by default a share of this machine's."""
     if gib is not None:
         return int(gib * GIB)
     return int(MEMORY_SHARE * os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"))
@@ -151,8 +152,7 @@ def tls_files(certificate: str | None, key: str | None) -> tuple[str, str] | Non
 
 
 def check_extra() -> None:
-    """Refuse to start the server if a package that it needs is missing, before anything is
-    loaded."""
+    """Raise if a package that the server needs is missing, before anything is loaded."""
     from importlib.util import find_spec
 
     missing = [name for name in NEEDED if find_spec(name) is None]
@@ -200,7 +200,7 @@ def check_origins(origins: Sequence[str]) -> None:
 
 
 def warnings_for(host: str, chosen: Sequence[str], *, has_keys: bool) -> list[str]:
-    """Warnings for the person who starts the server."""
+    """Warnings about the server's settings, for whoever starts it."""
     notes = []
     if not is_loopback(host) and not has_keys:
         notes.append(
@@ -213,7 +213,7 @@ def warnings_for(host: str, chosen: Sequence[str], *, has_keys: bool) -> list[st
 
 
 def is_loopback(host: str) -> bool:
-    """Whether only this machine can reach an address."""
+    """Whether an address can be reached only from this machine."""
     try:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:
@@ -221,10 +221,10 @@ def is_loopback(host: str) -> bool:
 
 
 def hosts_for(host: str, allowed: Sequence[str], *, has_keys: bool) -> list[str]:
-    """The names a server answers to; none for any.
+    """The host names that the server answers to; an empty list means any.
 
-    A page in a browser can make its own name lead to a loopback address; only a name it cannot
-    have, or a key, keeps it out there.
+    A web page can make its own host name resolve to a loopback address, and so reach a server
+    without keys there. It cannot use one of these names, so others are refused.
     """
     if has_keys or not is_loopback(host):
         return list(allowed)
@@ -233,7 +233,7 @@ def hosts_for(host: str, allowed: Sequence[str], *, has_keys: bool) -> list[str]
 
 @dataclass(frozen=True)
 class Address:
-    """Where to reach a server on this machine; path: of its unix socket, if it has one."""
+    """Where a server on this machine can be reached. path: of its Unix socket, if it has one."""
 
     url: str
     path: str = ""
@@ -251,8 +251,8 @@ class Address:
 
 
 def pass_of(target: Any) -> str:
-    """Describes the pass that runs, how many tokens it has room for, and why it is not the lean
-    pass."""
+    """A description of the model's implementation: which one runs, its room for tokens, and why not
+    the lean one."""
     parts = [getattr(target, "pass_name", "")]
     if tokens := getattr(target, "num_tokens_free", None):
         parts.append(f"room for {tokens:,} tokens of all requests together")
@@ -262,7 +262,7 @@ def pass_of(target: Any) -> str:
 
 
 def welcome(models: Models, where: Address, *, has_keys: bool) -> str:
-    """The text that a server prints when it is ready."""
+    """The text printed when the server is ready."""
     served = models.default.served
     assert served is not None
     desk, (name, *others) = served.desk, models.default.names

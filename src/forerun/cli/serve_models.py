@@ -1,6 +1,7 @@
-"""The models of `forerun serve`: one by the command line, or several by sections of a file.
+"""Loads the models of `forerun serve`: one from the command line, or several from a file's
+sections.
 
-This file is imported when a server starts, and needs the extra `serve`.
+This file is imported only when a server starts, because it needs the extra `serve`.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ Sections = Mapping[str | None, argparse.Namespace]
 
 @dataclass
 class Shared:
-    """The settings that all models of a server have in common."""
+    """What all models of a server have in common."""
 
     families: Families
     log: RequestLog | None
@@ -46,7 +47,8 @@ class Shared:
 
 
 def make_models(sections: Sections, most_bytes: int, shared: Shared) -> Models:
-    """The models of a server, of which the first is loaded; most_bytes: of several together."""
+    """The models of a server; the first one is loaded now. most_bytes: a limit for all of them
+    together."""
     (first, args), *others = sections.items()
     if not others:
         return Models([_loaded_model(first, args, 0, shared)])
@@ -84,7 +86,7 @@ def _load(
 
 
 def load_pair(args: argparse.Namespace) -> tuple[Any, dict[str, Drafter | None]]:
-    """A model, and its drafters by name."""
+    """Load a model and its drafters by name."""
     names = args.drafter or ["auto"]
     drafters = {name: load_drafter(name, args.device, args.dtype) for name in names}
     drafters.setdefault("none", None)
@@ -121,8 +123,8 @@ def _served(
 
 
 def desk_options(args: argparse.Namespace, max_batch: int) -> dict[str, Any]:
-    """The options with which a model is served, here or by replicas; max_batch: answers at once, in
-    all."""
+    """The options of the desk that serves a model, here or in a replica. max_batch: the most
+    answers at once."""
     return {
         "rule": args.rule,
         "rules": check_rules(args.rule, args.rules),
@@ -132,7 +134,7 @@ def desk_options(args: argparse.Namespace, max_batch: int) -> dict[str, Any]:
 
 
 def num_bytes_of(name: str | None, args: argparse.Namespace) -> int:
-    """The memory that a model takes: the figure of its section, or the size of its weights."""
+    """The memory that a model needs: as its section says, or the size of its weights."""
     if args.needs_gib is not None:
         return int(args.needs_gib * GIB)
     size = weights_size(args.model)
@@ -144,13 +146,14 @@ def num_bytes_of(name: str | None, args: argparse.Namespace) -> int:
 
 
 def limits_for(max_tokens: int | None, num_places: int) -> Limits:
-    """The limits of a request; one with more answers than there are places never gets in."""
+    """The limits of a request. It may have no more answers than the server has places, or it would
+    never start."""
     max_choices = min(Limits.max_choices, num_places)
     return Limits(max_tokens=max_tokens, max_choices=max_choices)
 
 
 def check_rules(rule: str, listed: str | None) -> list[str]:
-    """The rules a request may name, the default one first."""
+    """The rules that a request may name, the default first; raises for unknown ones."""
     named = [] if listed is None else [name.strip() for name in listed.split(",")]
     for name in (rule, *named):
         rules.get(name)
@@ -161,16 +164,18 @@ def check_rules(rule: str, listed: str | None) -> list[str]:
 
 
 def end_at_once(reason: str) -> None:
-    """End this process, because a lost rank takes every engine with it; whoever watches the process
-    starts it again."""
+    """End this process, because losing a rank breaks every engine; a supervisor has to restart
+    it."""
     print(f"forerun serve: {reason}", file=sys.stderr, flush=True)
     os._exit(1)
 
 
 def public_name(model: str | None, name: str) -> str:
-    """A model's id for clients: of a folder only its last part, since paths are nobody's business.
+    """A model's id for clients. For a folder this is only its last part, so that paths stay
+    private.
 
-    model: as it was named on the command line.  name: the loaded model's.
+    model: as named on the command line.
+    name: the loaded model's own.
     """
     if model is None or not Path(model).is_dir():
         return name

@@ -1,4 +1,4 @@
-"""`forerun serve --ray`: the flags, and what replicas on Ray are for the command."""
+"""`forerun serve --ray`: checks the flags, and makes a server over replicas on Ray."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ READY_SECONDS = 600
 
 
 def check(args: argparse.Namespace) -> None:
-    """Refuse flags that are invalid, need --ray or exclude it, before anything is started."""
+    """Refuse invalid flags, and flags that need --ray or exclude it, before anything starts."""
     if not args.ray:
         for name in FLAGS:
             if getattr(args, name) is not None:
@@ -44,7 +44,7 @@ def check(args: argparse.Namespace) -> None:
 
 
 def numbers_of(args: argparse.Namespace) -> tuple[int, int]:
-    """The least and the largest number of replicas."""
+    """The smallest and the largest number of replicas."""
     if args.replicas is not None and args.autoscale is not None:
         cure = "Use one of the two."
         received = "--replicas and --autoscale"
@@ -68,9 +68,9 @@ def numbers_of(args: argparse.Namespace) -> tuple[int, int]:
 def make_app(
     args: argparse.Namespace, stack: ExitStack, shared: Shared, access: Mapping[str, Any]
 ) -> Starlette:
-    """An application over replicas on Ray, which end with the stack.
+    """An application over replicas on Ray, which are stopped when the stack closes.
 
-    access: who may ask it; see `make_app`.
+    access: options of `make_app` that say who may use the server.
     """
     from forerun.cli.serve_models import desk_options, public_name
     from forerun.scale.ingress import make_ingress

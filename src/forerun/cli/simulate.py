@@ -1,4 +1,4 @@
-"""`forerun simulate`: does speculation pay here, and with which draft length?
+"""`forerun simulate`: computes whether speculation pays, and with which draft length.
 
 With `--replicas` it simulates a fleet instead: see `cli/replicas.py`.
 """
@@ -22,7 +22,8 @@ from forerun.theory.arguments import as_cost
 
 
 def run(args: argparse.Namespace) -> int:
-    """Scan draft lengths and batches, and print tables, JSON or a picture; or simulate a fleet."""
+    """Compare draft lengths and batch sizes, and print tables, JSON or a picture; or simulate a
+    fleet."""
     _check_kind(args)
     if args.replicas is not None:
         return replicas.run(args)
@@ -58,7 +59,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _check_kind(args: argparse.Namespace) -> None:
-    """Refuse flags of a fleet without one, and flags of a single machine for a fleet."""
+    """Refuse fleet flags without `--replicas`, and with it the flags of a single machine."""
     if args.replicas is None:
         idle, cure = replicas.given(args), "Add --replicas, or drop these."
         wrong = "Some flags are for a fleet of replicas."
@@ -70,7 +71,7 @@ def _check_kind(args: argparse.Namespace) -> None:
 
 
 def _costs(args: argparse.Namespace) -> tuple[CostModel, int]:
-    """The cost model, and the longest draft it covers."""
+    """The cost model, and the longest draft length that it covers."""
     given = _given(args)
     if args.target_cost is not None:
         if clash := [*given, *(["batch"] if args.batch != BATCHES else [])]:
@@ -96,12 +97,12 @@ def _costs(args: argparse.Namespace) -> tuple[CostModel, int]:
 
 
 def _given(args: argparse.Namespace) -> dict[str, float]:
-    """The machine's numbers that were given."""
+    """The machine's parameters that the user gave."""
     return {name: getattr(args, name) for name in MACHINE if getattr(args, name) is not None}
 
 
 def _headline(args: argparse.Namespace) -> str:
-    """What the figures are of, and the assumptions."""
+    """The lines above the tables: what the numbers are about, and the assumptions."""
     spread = f" (spread {args.spread:g})" if args.spread else ""
     head, machine = "", "target costs as given"
     if args.target_cost is None:
@@ -126,6 +127,6 @@ def _headline(args: argparse.Namespace) -> str:
 
 
 def _print(text: str) -> None:
-    """Print where the terminal's encoding may lack the curve's characters."""
+    """Print text, replacing characters that the terminal's encoding lacks."""
     encoding = sys.stdout.encoding or "utf-8"
     print(text.encode(encoding, "replace").decode(encoding))

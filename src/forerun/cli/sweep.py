@@ -1,4 +1,5 @@
-"""`forerun sweep`: measure every setting, in turns, into a folder; resumable."""
+"""`forerun sweep`: measures every setting in turns and saves the runs to a folder; can be
+resumed."""
 
 from __future__ import annotations
 
@@ -33,7 +34,7 @@ if TYPE_CHECKING:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Run every cell that is missing, and print the table, the verdict and the summary."""
+    """Run all settings that are missing, and print the table, the verdict and the summary."""
     names, prompts = read_subject(args)
     lengths = draft_lengths(args.draft_length)
     trees = counts("--tree", args.tree) if args.tree else []
@@ -87,14 +88,14 @@ def run(args: argparse.Namespace) -> int:
 def load_all(
     target: str | None, names: Sequence[str], device: str | None, dtype: str | None
 ) -> tuple[Any, dict[str, Drafter]]:
-    """The target, and the drafters by name."""
+    """Load the target, and the drafters by name."""
     drafters = {name: load_drafter(name, device, dtype) for name in names}
     model = load_target(target, device, dtype)
     return model, drafters_for(model, drafters)
 
 
 def _spread(args: argparse.Namespace, load: Load) -> SweepOnRay:
-    """The runs over a Ray cluster, which is started here if it is not."""
+    """An object that runs the sweep on a Ray cluster, which is started here if necessary."""
     from forerun.scale.ray_cluster import start_ray
     from forerun.scale.ray_sweep import SweepOnRay
 
@@ -105,7 +106,7 @@ def _spread(args: argparse.Namespace, load: Load) -> SweepOnRay:
 
 
 def _drawn(results: Results, path: Path) -> Iterator[Path]:
-    """Tokens per second and acceptance against K, in a file for each setting."""
+    """Draw tokens per second and acceptance by draft length; yields one file for each setting."""
     from forerun.measure.plots import save_plot
     from forerun.measure.plots.by_draft_length import by_draft_length
 
@@ -118,7 +119,7 @@ def _drawn(results: Results, path: Path) -> Iterator[Path]:
 
 
 def draft_lengths(text: str) -> list[DraftLength]:
-    """`0..4,auto` -> [0, 1, 2, 3, 4, "auto"]"""
+    """Parse `0..4,auto` -> [0, 1, 2, 3, 4, "auto"]."""
     parts = text.split(",")
     fixed = [part for part in parts if part != "auto"]
     lengths: list[DraftLength] = list(counts("--draft-length", ",".join(fixed))) if fixed else []
@@ -126,7 +127,8 @@ def draft_lengths(text: str) -> list[DraftLength]:
 
 
 def render(records: Records) -> str:
-    """One line per cell, the speed-up by task group of each drafter's best, and the verdict."""
+    """The results as text: one line per setting, the best speed-ups by task group, and the
+    verdict."""
     head = f"{'drafter':<28} {'K':>4} {'batch':>5} {'temp':>5}  {'tokens/s':>8}  "
     lines = [head + f"{'tokens per round':>16}  {'accepted':>8}  speed-up here"]
     results = Results(records)
@@ -145,7 +147,7 @@ def render(records: Records) -> str:
 
 
 def _order(entry: Figures) -> tuple[Any, ...]:
-    """Batch by batch, ours before a peer's, plain before the rest, `auto` last."""
+    """A sort key for the table: by batch, ours before other engines, plain first, `auto` last."""
     cell = entry.cell
     length = sys.maxsize if cell.draft_length == "auto" else cell.draft_length
     whose = (cell.batch, cell.temperature, cell.peer or "")
@@ -153,7 +155,7 @@ def _order(entry: Figures) -> tuple[Any, ...]:
 
 
 def _line(entry: Figures) -> str:
-    """One cell of the table."""
+    """One line of the table."""
     cell = entry.cell
     name = (cell.drafter or "plain").rstrip("/").split("/")[-1]
     name += f" tree {cell.tree}" if cell.tree else ""
@@ -169,7 +171,7 @@ def _line(entry: Figures) -> str:
 
 
 def _best_of_group(runs: Sequence[Run], task: str) -> str:
-    """The speed-up of each drafter's fastest cell in a task group."""
+    """A line with the speed-up of each drafter's fastest setting in a task group."""
     best: dict[str, Figures] = {}
     for entry in figures(runs, group=task):
         name = entry.cell.drafter
@@ -186,7 +188,7 @@ def _best_of_group(runs: Sequence[Run], task: str) -> str:
 
 
 def _command() -> str:
-    """The command line, with absolute paths cut to file names."""
+    """The command line for the record, with absolute paths cut to file names."""
     words = [Path(word).name if Path(word).is_absolute() else word for word in sys.argv[1:]]
     return shlex.join(["forerun", *words])
 

@@ -1,4 +1,4 @@
-"""`forerun train`: a drafter for a model of your own, from its own answers."""
+"""`forerun train`: trains a drafter for your own model on the model's own answers."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Check the arguments, load the target, collect and train."""
+    """Check the arguments, load the target, collect answers and train."""
     if args.model is None:
         cure = "Name it first: forerun train MODEL --prompts F --out DIR."
         raise InputError(explain("A drafter is trained for a model.", "none", cure))
@@ -85,7 +85,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _check_workers(args: argparse.Namespace) -> None:
-    """Refuse flags of a Ray cluster that have no meaning here."""
+    """Refuse flags of a Ray cluster that have no effect here."""
     if args.workers is not None and not args.ray:
         cure = "Add --ray, or leave it out."
         raise InputError(explain("--workers are those of a Ray cluster.", args.workers, cure))
@@ -95,7 +95,7 @@ def _check_workers(args: argparse.Namespace) -> None:
 
 
 def _load(name: str, device: str) -> Any:
-    """The target on transformers' pass, which gradients can run through."""
+    """Load the target with transformers' pass, through which gradients can flow."""
     dtype = "bfloat16" if device.startswith("cuda") else "float32"
     return load_target(name, device, dtype, lean=False)
 
@@ -114,5 +114,5 @@ def _spread(args: argparse.Namespace) -> TrainingOnRay:
 
 
 def _tell(note: str) -> None:
-    """Print a note beside a progress bar's output."""
+    """Print a note to standard error, where the progress bar is."""
     print(note, file=sys.stderr, flush=True)

@@ -1,1 +1,1 @@
-"""Two texts differ: float arithmetic, or a bug?"""
+"""Explains why two texts that should be equal differ: float arithmetic, or a bug."""

@@ -1,8 +1,8 @@
-"""`doctor`: is the speculative text that of plain decoding, and if not, why?
+"""`doctor`: checks whether speculation gives the text of plain decoding, and explains differences.
 
-Every prompt is answered plainly and with a drafter, from the same seed.  A difference is traced to
-a near-tie of float arithmetic, or called a bug (`forerun.doctor`).  In 16 bits some can be told
-from a bug only when they are repeated in float32.
+Every prompt is answered plainly and with a drafter, from the same seed. Each difference is
+attributed to a near-tie of float arithmetic, or called a bug (`forerun.doctor`). In 16 bits, some
+can be distinguished from a bug only by repeating them in float32.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ SAMPLES = (
 
 @dataclass(frozen=True)
 class Finding:
-    """One prompt, answered both ways."""
+    """The answers to one prompt, with and without a drafter, and the explanation if they differ."""
 
     plain: Generation
     drafted: Generation
@@ -51,11 +51,11 @@ class Finding:
 
     @property
     def is_unclear(self) -> bool:
-        """Whether only a repetition in float32 can tell a bug from rounding."""
+        """Whether the difference must be repeated in float32 to decide if it is a bug."""
         return self.difference is not None and self.difference.is_unclear
 
     def __str__(self) -> str:
-        """The finding as a line."""
+        """The finding as one line of text."""
         return "identical" if self.difference is None else str(self.difference)
 
 
@@ -67,7 +67,7 @@ class Checkup:
 
     @property
     def num_identical(self) -> int:
-        """The number of prompts that were answered alike."""
+        """The number of prompts with two equal answers."""
         return sum(finding.difference is None for finding in self.findings)
 
     @property
@@ -77,7 +77,7 @@ class Checkup:
 
     @property
     def num_unclear(self) -> int:
-        """The number of differences that only a repetition in float32 can tell from a bug."""
+        """The number of differences that must be repeated in float32 to decide if they are bugs."""
         return sum(finding.is_unclear for finding in self.findings)
 
     @property
@@ -87,7 +87,7 @@ class Checkup:
 
     @property
     def summary(self) -> str:
-        """The numbers of all kinds, as a sentence."""
+        """A sentence with the number of findings of each kind."""
         unclear = f", {self.num_unclear} to be repeated in float32" if self.num_unclear else ""
         return (
             f"{self.num_identical} identical, {self.num_near_ties} near-ties, {self.num_bugs} bugs"
@@ -95,11 +95,11 @@ class Checkup:
         )
 
     def __repr__(self) -> str:
-        """The summary, as Python shows objects."""
+        """The summary in one line."""
         return f"Checkup({self.summary[:-1]})"
 
     def __str__(self) -> str:
-        """All findings as lines, and the summary."""
+        """All findings, one per line, and the summary."""
         lines = [f"{number:>4}  {finding}" for number, finding in enumerate(self.findings)]
         return "\n".join([*lines, self.summary])
 
@@ -122,9 +122,9 @@ def doctor(
 
     target, prompts, drafter, draft_length, tree, sampling: as for `generate`.
     rule: `match`; at temperature 0 also any other lossless rule.
-    batch_size: the drafted answer shares its passes with so many copies of itself.
-    repeat_in_float32: where a model of 16 bits leaves open whether a difference is a bug, look
-        again with a float32 copy of it, which takes twice its memory on top.
+    batch_size: how many copies of the drafted request share each pass.
+    repeat_in_float32: for a model in 16 bits, repeat unclear differences with a float32 copy of it,
+    which needs twice the model's memory in addition.
     """
     return Checkup(
         tuple(
@@ -148,7 +148,7 @@ def examine(
     repeat_in_float32: bool = False,
     **drafting: Any,
 ) -> Iterator[Finding]:
-    """The findings of `doctor` as they come."""
+    """Yield the findings of `doctor` one by one."""
     chosen = checked_rule(rule, sampling)
     model, wider = model_of(target), None
     if sampling.seed is None:  # both answers need the same one
@@ -170,7 +170,7 @@ def examine(
 
 
 def _in_float32(model: LanguageModel) -> LanguageModel:
-    """A copy of a model that computes in float32."""
+    """A copy of the model that computes in float32; raises if it cannot be made."""
     made: LanguageModel | None = getattr(model, "in_float32", lambda: None)()
     if made is None:
         wrong = "This model has no float32 copy that runs the same code."
@@ -180,7 +180,7 @@ def _in_float32(model: LanguageModel) -> LanguageModel:
 
 
 def checked_rule(name: str | Rule, sampling: Sampling) -> Rule:
-    """The rule; refuses rules that do not promise the exact text of plain decoding."""
+    """The rule; refuses rules that do not promise exactly the text of plain decoding."""
     rule = rules.get(name)
     if not rule.lossless or (rule.name != "match" and sampling.temperature > 0):
         wrong = "This rule does not promise the text of plain decoding."

@@ -1,14 +1,14 @@
-"""Two outputs that should be the same are not: float arithmetic, or a bug?
+"""Explains why two outputs that should be equal differ: float arithmetic, or a bug.
 
 A pass over five tokens multiplies matrices of another shape than a pass over one, so its logits
-differ in the last bits; where two tokens are as good as tied, that decides.  The doctor finds the
-first difference and scores that position in all the shapes that speculation uses.  A pass further
-from a fresh one, without a cache, than the dtype's rounding explains is a bug.  If there is none,
-it compares how far apart the passes are with how small a change of the logits turns one choice
-into the other.
+differ in the last bits; where two tokens are nearly tied, that decides. The doctor finds the first
+difference and computes the logits at that position with all kinds of pass that speculation uses. If
+one of them differs from a fresh pass (without a cache) by more than rounding explains, there is a
+bug. If none does, the doctor compares how far the passes differ with how small a change of the
+logits swaps the two choices.
 
-Rounding to 16 bits moves logits as far as some bugs do.  So a difference that only 16 bits explain
-is called neither: it has to be repeated in float32, where bugs stay as large and rounding does not.
+Rounding to 16 bits moves logits as far as some bugs do. So a difference that only 16 bits explain
+is called unclear: it must be repeated in float32, where bugs stay as large and rounding does not.
 """
 
 from __future__ import annotations
@@ -38,26 +38,27 @@ KEPT, REFUSED = 3, 2  # tokens of such a draft
 
 
 class Suspect(NamedTuple):
-    """The logits (V,) after the text, as one pass has them."""
+    """The logits (V,) after the text from one kind of pass, with the name of the pass."""
 
     name: str
     logits: HostArray
 
 
 def fresh_row(model: LanguageModel, text: Sequence[int]) -> Any:
-    """Logits (V,) after the text, fed alone in one pass: without a cache where the model has a
-    way to do that (`fresh`), or else into new rows."""
+    """The logits (V,) after the text, fed alone in one pass: without a cache if the model supports
+    that (`fresh`), else into new rows."""
     if hasattr(model, "fresh"):
         return model.fresh(text)
     return model.score(model.start(1, len(text)), [0], [text], [1])[0, 0]
 
 
 def suspects(model: LanguageModel, text: Sequence[int], following: list[int]) -> Iterator[Suspect]:
-    """The passes that speculation makes, all over one text: they should agree with a fresh one.
+    """Run the kinds of pass that speculation makes, all over one text; all should agree with a
+    fresh pass.
 
-    The position of interest may be the first of a draft or lie deep inside one, in a tree, in a
-    pass shared with another text, or behind rounds whose drafts were refused; each is a way to be
-    wrong.  following: what may come after the text, which must not matter.
+    The position may be the first of a draft or deep inside one, in a tree, in a pass shared with
+    another text, or after rounds whose drafts were refused; each could have a bug of its own.
+    following: tokens to draft after the text, which must not matter.
     """
     text = list(text)
     state = model.start(1, len(text) + max(DRAFT_LENGTHS))
@@ -81,8 +82,8 @@ def suspects(model: LanguageModel, text: Sequence[int], following: list[int]) ->
 
 
 def _deep(model: LanguageModel, text: list[int], draft: list[int]) -> Iterator[Suspect]:
-    """Passes that get the last tokens of the text as guesses, all right, alone and followed by a
-    draft."""
+    """Passes in which the last tokens of the text are correct guesses, with and without a draft
+    after them."""
     deep = min(DEEP, len(text) - 1)
     state = _stored(model, text[: len(text) - deep], 1, len(text) + len(draft))
     for rest in ([], draft):
@@ -94,8 +95,8 @@ def _deep(model: LanguageModel, text: list[int], draft: list[int]) -> Iterator[S
 
 
 def _in_tree(model: LanguageModel, text: list[int], draft: list[int]) -> Suspect:
-    """A pass in which the last token of the text is a tree node with a sibling before it and
-    children after it."""
+    """A pass in which the last token of the text is a tree node with an earlier sibling and
+    children."""
     stem = text[:-1] or text
     state = _stored(model, stem, 1, len(text) + len(draft) + 2)
     nodes, parents = [draft[0], text[-1], draft[1], draft[2]], [-1, -1, 1, 1]
@@ -131,7 +132,7 @@ def _after_refusals(model: LanguageModel, text: list[int], wrong: list[int]) -> 
 
 
 def _stored(model: LanguageModel, text: list[int], num_rows: int, capacity: int) -> Any:
-    """New rows, the first of which stores all of the text but its last token, as between two
+    """Make new rows; the first one stores all of the text except its last token, as between two
     rounds."""
     state = model.start(num_rows, capacity)
     if len(text) > 1:
@@ -141,13 +142,13 @@ def _stored(model: LanguageModel, text: list[int], num_rows: int, capacity: int)
 
 
 def _read(logits: Any, place: int) -> HostArray:
-    """The logits (V,) of one place of the first row."""
+    """The logits (V,) of the first row at one place."""
     row: HostArray = to_numpy(logits)[0, place].astype(np.float64)
     return row
 
 
 def _pass_of(count: int) -> str:
-    """The name of a pass by its number of draft tokens."""
+    """The name of a pass with this number of draft tokens."""
     return f"the pass of {count} draft token{'' if count == 1 else 's'}"
 
 
@@ -160,7 +161,7 @@ EXCUSED = 8.0
 
 @dataclass(frozen=True)
 class Diagnosis:
-    """Why two outputs part at `index`, in the first of the two differing tokens."""
+    """The explanation why two outputs first differ at `index`."""
 
     index: int  # position in the output
     tokens: tuple[int | None, int | None]
@@ -175,34 +176,35 @@ class Diagnosis:
 
     @property
     def is_explained(self) -> bool:
-        """Whether float arithmetic explains what all passes say."""
+        """Whether float arithmetic explains the differences between passes."""
         return self.error <= self.rounding.bound
 
     @property
     def is_bug(self) -> bool:
-        """Whether rounding explains it neither here nor in float32."""
+        """Whether rounding does not explain the difference, or no longer explains it in float32."""
         repeated = self.in_float32
         return not self._could_be_rounding or (repeated is not None and not repeated.is_explained)
 
     @property
     def is_unclear(self) -> bool:
-        """Whether only the rounding of 16 bits explains it, and nobody has looked in float32."""
+        """Whether only rounding to 16 bits explains the difference, and it was not repeated in
+        float32."""
         only_coarse = self.rounding.is_coarse and not self.is_tie_in_float32
         return self._could_be_rounding and only_coarse and self.in_float32 is None
 
     @property
     def is_near_tie(self) -> bool:
-        """Whether rounding explains the difference: it is neither a bug nor unclear."""
+        """Whether rounding explains the difference, so that it is neither a bug nor unclear."""
         return not (self.is_bug or self.is_unclear)
 
     @property
     def _could_be_rounding(self) -> bool:
-        """Whether rounding in the model's own dtype would explain it."""
+        """Whether rounding in the model's own dtype explains the difference."""
         explained = min(EXCUSED * self.float_noise, 2 * self.rounding.bound)
         return self.is_explained and (self.reproduced or self.gap <= explained)
 
     def __str__(self) -> str:
-        """The diagnosis as a sentence."""
+        """The diagnosis in words."""
         first, second = self.tokens
         where = f"output token {self.index} ({first} or {second})"
         explains = f"{self.rounding.dtype} explains at most {self.rounding.bound:.1e}"
@@ -243,11 +245,11 @@ def diagnose(
     stop_tokens: Sequence[int] = (),
     other: Any = None,
 ) -> Diagnosis | None:
-    """Compare two outputs of one request, token by token; None if they are the same.
+    """Compare two outputs of one request, token by token; None if they are equal.
 
-    sampling: the one that made them, seed included.
-    other: the model that made one of them, where the target did not make both; its passes are
-        those of the same weights by other code, and are suspected like the target's own.
+    sampling: the options that made them, including the seed.
+    other: the model that made one of the outputs, if the target did not make both: the same weights
+    run by other code. Its passes are checked like the target's own.
     """
     model = wrap(target)
     first, second = list(first), list(second)
@@ -289,7 +291,7 @@ def diagnose(
 
 
 def _choices(request: Request, logits: Iterable[HostArray]) -> set[int]:
-    """The tokens plain decoding picks from each of these logits (V,)."""
+    """The tokens that plain decoding would choose from each of these logits (V,)."""
     laws = np.stack([request.law(row, (), request.processors).weights for row in logits])  # (N, V)
     key = seed_key(XP, [request.seed] * len(laws), None)
     return set(race(XP, laws, key, np.full(len(laws), request.num_output)).tolist())
@@ -302,7 +304,8 @@ def _gap(
     start: float,
     most: float = 100.0,
 ) -> float:
-    """The smallest size of random changes, doubling from `start`, under which both are chosen."""
+    """The smallest size of random changes to the logits, doubling from `start`, with which both
+    tokens are chosen."""
     rng = np.random.default_rng(0)
     size = start
     compared = {token for token in tokens if token is not None}

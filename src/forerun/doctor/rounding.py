@@ -1,21 +1,21 @@
-"""How far two passes over one text may lie apart by float arithmetic alone.
+"""How far the logits of two passes over one text may differ by float arithmetic alone.
 
-A pass is a chain of sums.  Each rounding moves a number by about eps of its size, in a direction
-of its own, so errors add up like a random walk: n roundings in a row move the result by about
-eps * sqrt(n).  A layer that computes in float32 rounds after every addition of a sum as long as the
-model is wide, so n is layers * width.  Hardware adds bfloat16, float16 and TF32 products up in
-float32 and rounds the result only, so there n is the number of layers.  Errors are relative to
-the numbers they arise in; for logits that is the largest |logit| among the tokens that matter.
+A pass is a chain of sums. Each rounding moves a number by about eps of its size, in a random
+direction, so errors add up like a random walk: n successive roundings move the result by about eps
+* sqrt(n). A layer that computes in float32 rounds after every addition of a sum as long as the
+model is wide, so n is layers * width. For bfloat16, float16 and TF32, hardware adds products in
+float32 and rounds only the result, so n is the number of layers. Errors are relative to the numbers
+in which they arise; for logits that is the largest |logit| among the tokens that matter.
 
     bound = MARGIN * eps * sqrt(n) * largest |logit|
 
 Measured on a CPU, in passes of one to nine tokens, alone, with a cache and in a batch: random
 Llamas of 2 to 24 layers, 32 to 256 wide, stayed below 1.6 times the formula without MARGIN (24
-layers of 256 in float32 only), SmolLM2-135M in float32 below a fifth of it.
-A wrong position, mask, row or token moves logits by about their whole spread, which is hundreds of
-times the bound in float32.  In 16 bits the bound would hide a fifth of another row, so there it is
-measured: how far passes from scratch, without a cache or a draft, lie from the same weights in
-float32.  No pass that is under suspicion has a part in it.
+layers of 256 in float32 only), SmolLM2-135M in float32 below a fifth of it. A wrong position, mask,
+row or token moves logits by about their whole spread, which in float32 is hundreds of times the
+bound. In 16 bits the bound could hide a mix-up with a fifth of another row, so there the difference
+is measured: how far fresh passes, without a cache or a draft, are from the same weights in float32.
+No pass under suspicion takes part in this.
 
     bound = MEASURED_MARGIN * the largest distance at the last PLACES positions
 """
@@ -50,7 +50,7 @@ SUMMED_AS_THEY_ARE = ("float32", "float64")
 
 
 class Rounding(NamedTuple):
-    """The difference that float arithmetic explains at one position, in logits."""
+    """The difference of logits that float arithmetic explains at one position."""
 
     dtype: str
     bound: float
@@ -65,8 +65,8 @@ class Rounding(NamedTuple):
 def rounding(model: Any, logits: HostArray, dtype: str, text: Sequence[int] = ()) -> Rounding:
     """The largest difference of logits (V,) that rounding explains for this model.
 
-    dtype: of the logits, unless the model says in what it computes (`compute_dtype`). text: the
-    text before them, with which the difference is measured.
+    dtype: of the logits, unless the model states what it computes in (`compute_dtype`).
+    text: the text before the position, on which the difference is measured.
     """
     name = str(getattr(model, "compute_dtype", dtype)).rpartition(".")[2]
     layers = getattr(model, "num_layers", 0) or USUAL_LAYERS
@@ -83,8 +83,8 @@ def rounding(model: Any, logits: HostArray, dtype: str, text: Sequence[int] = ()
 
 
 def measured(model: Any, text: Sequence[int]) -> float | None:
-    """The bound that passes from scratch show at the end of a text; None where the model cannot
-    make them in float32 too (`exact`)."""
+    """A bound measured with fresh passes at the end of a text; None if the model cannot also make
+    these in float32 (`exact`)."""
     if not text:
         return None
     farthest = 0.0
@@ -98,23 +98,23 @@ def measured(model: Any, text: Sequence[int]) -> float | None:
 
 
 def exact_row(model: Any, text: Sequence[int]) -> Any:
-    """Logits (V,) after a text in float32, of a model that computes in less; None where it cannot
-    or need not."""
+    """The logits (V,) after a text computed in float32, for a model in 16 bits; None if that is
+    impossible or unnecessary."""
     dtype = str(getattr(model, "compute_dtype", "float32"))
     return None if dtype in SUMMED_AS_THEY_ARE or not hasattr(model, "exact") else model.exact(text)
 
 
 def matters(logits: HostArray) -> HostArray:
-    """Which tokens (V,) a sampling option or a draw could choose."""
+    """Which tokens (V,) are likely enough that sampling could choose them."""
     with np.errstate(invalid="ignore"):  # all impossible: none
         is_close: HostArray = logits > np.max(logits, initial=-np.inf) - MATTERING
     return is_close
 
 
 def distance(one: HostArray, other: HostArray) -> float:
-    """The largest difference of two rows (V,) among tokens that matter in either.
+    """The largest difference of two rows (V,) among tokens that matter in either of them.
 
-    A token that is possible in one only, or a NaN, is infinitely far away.
+    It is infinite if a token is possible in only one of them, or if there is a NaN.
     """
     if np.isnan(one).any() or np.isnan(other).any():
         return float("inf")

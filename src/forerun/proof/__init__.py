@@ -1,4 +1,5 @@
-"""Certification: whether a verifier is lossless, with proof or stated error odds."""
+"""Certification: decides whether a verifier is lossless, by proof or with stated error
+probabilities."""
 
 from forerun import rules
 from forerun.proof.cases import Case as Case

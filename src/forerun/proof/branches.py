@@ -1,8 +1,8 @@
-"""Follow every outcome of code that asks for randomness, by running it again and again.
+"""Follows every outcome of code that asks for randomness, by running it again and again.
 
-Each run answers the questions along one path of the tree of outcomes and multiplies the chances
-of its answers; the next run differs in the last answer that has an alternative.  The code itself
-is not touched, so what is enumerated is what ships.
+Each run gives the answers along one path of the tree of outcomes and multiplies their
+probabilities; the next run changes the last answer that has an untried alternative. The code itself
+is not modified, so the enumeration covers exactly what runs in production.
 """
 
 from __future__ import annotations
@@ -25,13 +25,14 @@ class CannotEnumerate(Exception):
 
 @dataclass
 class Path:
-    """One path through the tree: the answers to give, and how many options each question had."""
+    """One path through the tree of outcomes: the answers to give, and the number of options of each
+    question."""
 
     script: list[int] = field(default_factory=list)
     options: list[int] = field(default_factory=list)
 
     def ask(self, num_options: int) -> int:
-        """The answer to the next question; past the end of the script, the first option."""
+        """Answer the next question; beyond the scripted answers, with its first option."""
         index = len(self.options)
         if index == len(self.script):
             self.script.append(0)
@@ -41,7 +42,7 @@ class Path:
         return self.script[index]
 
     def following(self) -> Path | None:
-        """The next path, or None when all are done."""
+        """The next path, or None if all paths were followed."""
         script = self.script[: len(self.options)]
         while script and script[-1] + 1 == self.options[len(script) - 1]:
             script.pop()
@@ -49,7 +50,7 @@ class Path:
 
 
 def every_path(run: Callable[[Path], Result]) -> Iterator[Result]:
-    """The result of `run` on every path, depth first."""
+    """Yield the result of `run` on every path, depth first."""
     path: Path | None = Path()
     while path is not None:
         yield run(path)
@@ -65,31 +66,33 @@ Memory = tuple[tuple[Address, Span], ...]
 
 
 def edges(weights: Array) -> Array:
-    """Where each token's share of the uniform begins and ends, (R, V + 1), for weights (R, V)."""
+    """The cumulative shares (R, V + 1) of weights (R, V): a uniform number between two of them
+    chooses that token."""
     running = np.cumsum(weights, axis=1)
     shares = running / running[:, -1:]
     return np.concatenate([np.zeros((len(shares), 1)), shares], axis=1)
 
 
 def _share(chance: Array, low: Array, high: Array) -> tuple[Array, Array]:
-    """The share of the numbers from low to high that lie below a chance, and where that share ends,
-    both (B,). A row without any numbers left is on a path that has ended."""
+    """The fraction of the interval from low to high that lies below `chance`, and where that
+    fraction ends, both (B,). Empty intervals belong to rows whose path has ended."""
     cut = np.clip(chance, low, high)
     width = high - low
     return (cut - low) / np.where(width > 0, width, 1.0), cut
 
 
 class BranchingNoise:
-    """Noise for a rule that takes one outcome per question for all rows at once.
+    """Noise that gives a rule one scripted outcome per question, the same for all rows.
 
-    Rows are independent, so sharing the answers loses nothing: weights (B,) holds each row's
-    chance of this path.  A row that a question does not concern counts only in the first option.
-    Options that no row can take are not followed.
+    Rows are independent, so sharing answers loses nothing: weights (B,) holds each row's
+    probability of this path. A row that a question does not concern counts only in the first
+    option. Options that no row can take are skipped.
 
-    Every question has the address that production would look up.  A number that is met again is
-    the number it was: the span it is known to lie in is split, with conditional chances.  Its
-    address goes into `reused`; so does one before the round, which may have been met there.  The
-    races of a position that is raced again are noticed, but taken to be independent.
+    Every question has the address that production would look up. If an address is asked again, it
+    stands for the same number: the interval in which that number is known to lie is split, with
+    conditional probabilities. Such addresses are collected in `reused`, as are addresses before the
+    round's start, which an earlier round may have used. If the races of a position are repeated,
+    this is recorded too, but they are treated as independent.
     """
 
     def __init__(
@@ -102,8 +105,8 @@ class BranchingNoise:
     ) -> None:
         """Begin a path.
 
-        first: the position at which the round starts. memory: what earlier rounds know about
-        numbers.
+        first: the position at which the round starts.
+        memory: what earlier rounds have shown about random numbers.
         """
         self.path = path
         self.weights = np.ones(num_rows)
@@ -117,7 +120,7 @@ class BranchingNoise:
         }
 
     def coins(self, slots: list[int], chances: Array) -> Array:
-        """Outcomes of coins for all rows at once, one coin after the other, (B, slots)."""
+        """The outcomes of coins for all rows, one coin after another, (B, slots)."""
         heads = np.zeros(len(slots), dtype=bool)
         for column, (slot, chance) in enumerate(zip(slots, chances.T, strict=True)):
             address = self._address(Purpose.ACCEPT, slot)
@@ -133,7 +136,7 @@ class BranchingNoise:
         return np.broadcast_to(heads, chances.shape)
 
     def draw(self, weights: Array) -> Array:
-        """A token for each row by one number, (B,)."""
+        """A token for each row, drawn by one random number, (B,)."""
         weights, everyone = np.asarray(weights), np.arange(len(self.weights))
         address = self._address(Purpose.RESIDUAL, 0)
         is_fresh = address not in self._spans
@@ -148,7 +151,7 @@ class BranchingNoise:
         return tokens
 
     def race(self, weights: Array, rows: Array, slots: Array) -> Array:
-        """The winners of races, (R,); their numbers lie at the slots' positions."""
+        """The winners of races, (R,), with the noise of the slots' positions."""
         uncertain = np.count_nonzero(weights, axis=1) > 1
         for slot in set(slots.tolist()):
             racing = np.zeros(len(self.weights), dtype=bool)
@@ -160,11 +163,11 @@ class BranchingNoise:
 
     @property
     def last(self) -> int:
-        """The last position of any number that was met."""
+        """The last position of any random number that was used."""
         return max((address.position for address in self._spans), default=-1)
 
     def remembered(self, row: int, first: int) -> Memory:
-        """The facts that a round which starts at position `first` knows about its numbers."""
+        """What is known in a row about random numbers that a round starting at `first` may use."""
         known = (
             (address, (float(low[row]), float(high[row])))
             for address, (low, high) in self._spans.items()
@@ -177,7 +180,8 @@ class BranchingNoise:
         return Address(purpose, *self.addressing(purpose, self.first, slot))
 
     def _meet(self, address: Address, uncertain: Array) -> tuple[Array, Array]:
-        """The facts known about a number; uncertain (B,) says in which rows it matters."""
+        """The interval (low, high) in which a number is known to lie, by row. Records its address
+        if it was used before; uncertain (B,) says in which rows it matters."""
         fresh = self._fresh
         low, high = self._spans.get(address, fresh)
         if low is fresh[0] and high is fresh[1] and address.position >= self.first:
@@ -188,7 +192,8 @@ class BranchingNoise:
         return low, high
 
     def _choose(self, weights: Array, rows: Array) -> Array:
-        """Follow one of the tokens that some row can take, and weigh the rows by its chance."""
+        """Choose one of the tokens that some row can take, and multiply the rows' weights by its
+        probability."""
         possible = (weights > 0)[self.weights[rows] > 0].any(axis=0)
         tokens = np.flatnonzero(possible) if possible.any() else [0]
         option = self.path.ask(len(tokens))

@@ -1,8 +1,8 @@
-"""Broken verifiers and drawers, written the way they are usually written.
+"""Wrong verifiers and drawers, written the way such bugs usually are.
 
-Most of them share with the correct rule `walk`, the left-to-right loop, or `block`; those for trees
-share `descend`, the walk from the root down, or `traverse`, the one from the leaves up.  Each
-changes one thing in it.  `mutants.py` lists them with what is wrong.
+Most verifiers reuse `walk`, the left-to-right loop of the correct rule, or `block`; those for trees
+reuse `descend`, from the root down, or `traverse`, from the leaves up. Each changes one thing.
+`mutants.py` lists them with what is wrong.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ from forerun.trees.tree import ROOT, Tree
 
 
 def sample(rng: Any, weights: HostArray) -> int:
-    """A token with chances in proportion to its weight."""
+    """Draw a token with probabilities proportional to the weights."""
     total = weights.sum()
     return int(rng.choice(len(weights), p=weights / total))
 
 
 def owed(target: HostArray, draft: HostArray) -> HostArray:
-    """The residual (p - q)+, or p where nothing is left of it."""
+    """The residual (p - q)+, or p if that is empty."""
     part = np.maximum(target - draft, 0.0)
     return part if part.sum() > 1e-12 else target
 
@@ -44,7 +44,7 @@ def walk(
     correction: Callable[[HostArray, HostArray], HostArray] = owed,
     bonus_row: int = -1,
 ) -> list[int]:
-    """The correct `ratio` rule, with each of its parts open to replacement."""
+    """The correct `ratio` rule; arguments can replace each of its parts."""
     kept: list[int] = []
     for slot, token in enumerate(tokens):
         if rng.random() < chance(target[slot], draft[slot], token):
@@ -55,16 +55,16 @@ def walk(
 
 
 def sharpened(row: HostArray, power: float) -> HostArray:
-    """A row at a lower temperature; power: 1 / temperature."""
+    """A row at another temperature; power: 1 / temperature."""
     weights = row**power
     return np.asarray(weights / weights.sum())
 
 
 def draw_from(change: Callable[[HostArray], HostArray]) -> Drawer:
-    """A drawer that draws from a changed law and reports the unchanged one."""
+    """A drawer that draws from a changed distribution but reports the unchanged one."""
 
     def draw(model: Model, draft_length: int, rng: Any) -> tuple[list[int], Any]:
-        """Draw each token after those before it."""
+        """Draw each token given those before it."""
         tokens: list[int] = []
         for _ in range(draft_length):
             tokens.append(sample(rng, change(model(tuple(tokens)))))
@@ -75,7 +75,7 @@ def draw_from(change: Callable[[HostArray], HostArray]) -> Drawer:
 
 
 def draw_confident(model: Model, draft_length: int, rng: Any) -> tuple[list[int], Any]:
-    """Throw a sampled token away, and stop, when its own probability is low."""
+    """Drop a sampled token if its own probability is low, and stop there."""
     tokens, rows = draw_plainly(model, draft_length, rng)
     for slot, token in enumerate(tokens):
         if rows[slot][token] < 0.3:
@@ -96,12 +96,12 @@ def draw_one_row(model: Model, draft_length: int, rng: Any) -> tuple[list[int], 
 
 
 def from_argmax(row: HostArray) -> HostArray:
-    """A law with all mass on the likeliest token."""
+    """A point mass on the likeliest token."""
     return np.asarray(np.eye(len(row))[int(np.argmax(row))])
 
 
 def from_few_bits(row: HostArray) -> HostArray:
-    """A law stored with three bits of mantissa, as a coarser stand-in for bfloat16."""
+    """A distribution rounded to three bits of mantissa, a coarser version of bfloat16."""
     mantissa, exponent = np.frexp(row)
     return sharpened(np.ldexp(np.round(mantissa * 8) / 8, exponent), 1.0)
 
@@ -112,32 +112,32 @@ def bare_target(tokens: Any, draft: Any, target: Any, rng: Any) -> list[int]:
 
 
 def first_unchecked(tokens: Any, draft: Any, target: Any, rng: Any) -> list[int]:
-    """Keep the first token whatever its chance is."""
+    """Accept the first token without a test."""
     if not len(tokens):
         return walk(tokens, draft, target, rng)
     return [int(tokens[0]), *walk(tokens[1:], draft[1:], target[1:], rng)]
 
 
 def off_by_one(tokens: Any, draft: Any, target: Any, rng: Any) -> list[int]:
-    """Judge every slot by the row after it."""
+    """Judge every slot by the target row after the right one."""
     return walk(tokens, draft, np.concatenate([target[1:], target[-1:]]), rng)
 
 
 def bonus_after_refusal(tokens: Any, draft: Any, target: Any, rng: Any) -> list[int]:
-    """Take K emitted tokens for K accepted ones, so that a refusal in the last slot gets a bonus
-    too."""
+    """Treat K emitted tokens as K accepted ones, so that a refusal in the last slot also gets a
+    bonus."""
     emitted = walk(tokens, draft, target[:-1], rng) if len(tokens) else []
     kept = emitted[: len(tokens)]
     return [*kept, sample(rng, target[-1])] if len(kept) == len(tokens) else kept
 
 
 def stale_rows(tokens: Any, draft: Any, target: Any, rng: Any) -> list[int]:
-    """Judge every slot by the row before the draft."""
+    """Judge every slot by the first target row."""
     return walk(tokens, draft, np.repeat(target[:1], len(target), axis=0), rng)
 
 
 def one_coin(tokens: Any, draft: Any, target: Any, rng: Any) -> list[int]:
-    """Judge all slots by one number."""
+    """Judge all slots by the same random number."""
     coin = rng.random()
     kept: list[int] = []
     for slot, token in enumerate(tokens):
@@ -148,7 +148,7 @@ def one_coin(tokens: Any, draft: Any, target: Any, rng: Any) -> list[int]:
 
 
 def argmax_correction(tokens: Any, draft: Any, target: Any, rng: Any) -> list[int]:
-    """Correct a refused token by the likeliest token of the residual."""
+    """Replace a refused token by the likeliest token of the residual, instead of sampling."""
     return walk(tokens, draft, target, rng, correction=lambda p, q: from_argmax(owed(p, q)))
 
 
@@ -163,13 +163,13 @@ def redraw_on_mismatch(tokens: Any, draft: Any, target: Any, rng: Any) -> list[i
 
 
 def padded_vocabulary(tokens: Any, draft: Any, target: Any, rng: Any) -> list[int]:
-    """Give the ids past the vocabulary's end a share, as padded rows do."""
+    """Give probability to ids past the end of the vocabulary, as padded logits do."""
     pad = np.full((len(target), 1), 0.05)
     return walk(tokens, np.pad(draft, ((0, 0), (0, 1))), np.concatenate([target, pad], axis=1), rng)
 
 
 def top_children_as_sampled(tokens: Any, draft: Any, target: Any, rng: Any) -> list[int]:
-    """Judge the likeliest children as if they had been drawn."""
+    """Judge the likeliest children as if they had been sampled."""
     if not len(tokens):
         return walk(tokens, draft, target, rng)
     left, law = target[0], draft[0]
@@ -182,7 +182,7 @@ def top_children_as_sampled(tokens: Any, draft: Any, target: Any, rng: Any) -> l
 
 
 def coarse_exponentials(tokens: Any, draft: Any, target: Any, rng: Any) -> list[int]:
-    """Sample and match by a race whose noise has 2 bits and can be exactly 0."""
+    """Sample and match by a race whose noise has only 2 bits and can be exactly 0."""
     weights = target[0]
     noise = np.array([-np.log1p(-rng.integers(4) / 4) for _ in weights])
     times = np.where(weights > 0, noise / np.where(weights > 0, weights, 1.0), np.inf)
@@ -201,7 +201,8 @@ def block(
     point: bool = False,
     whole: bool = False,
 ) -> list[int]:
-    """Block verification as it is usually written, left to right, with its usual mistakes."""
+    """Block verification as it is usually written, left to right; arguments add its usual
+    mistakes."""
     num_slots = len(tokens)
     pi, best, kept = 1.0, 1.0, 0
     product = 1.0
@@ -227,14 +228,14 @@ def block(
 
 
 class SharedUniform:
-    """A verifier in which the number that drew a token also decides its acceptance."""
+    """A verifier that decides acceptance by the same random number that drew the token."""
 
     def __init__(self) -> None:
-        """Begins without a number to share."""
+        """Start without any stored numbers."""
         self.numbers: list[Any] = []
 
     def draw(self, model: Model, draft_length: int, rng: Any) -> tuple[list[int], Any]:
-        """Draw by numbers that are kept for the verifier."""
+        """Draw tokens by random numbers, which are kept for the verifier."""
         self.numbers = []
         tokens: list[int] = []
         for _ in range(draft_length):
@@ -258,50 +259,52 @@ class SharedUniform:
 
 @dataclass(frozen=True)
 class OneAddress:
-    """A round's noise in which every coin lies at slot 0."""
+    """A round's noise in which all coins have the address of slot 0."""
 
     noise: Noise
 
     def coins(self, slots: list[int], chances: Array) -> Array:
-        """Toss coins that all lie at the first slot."""
+        """Toss all coins with the number of the first slot."""
         return self.noise.coins([0] * len(slots), chances)
 
     def draw(self, weights: Residual | Array) -> Array:
-        """Draw with the usual number."""
+        """Draw with the usual number, unchanged."""
         return self.noise.draw(weights)
 
     def race(self, weights: Array, rows: Array, slots: Array) -> Array:
-        """Race with the usual numbers."""
+        """Race with the usual numbers, unchanged."""
         return self.noise.race(weights, rows, slots)
 
 
 @dataclass(frozen=True)
 class BlockAtOneAddress(Block):
-    """`block` that asks for every coin of a round at the same address."""
+    """The rule `block`, but with all coins of a round at the same address."""
 
     name: ClassVar[str] = "block, one address"
 
     def decide(self, trial: Trial, noise: Noise) -> tuple[Array, Array]:
-        """Decide like the rule that ships, but with noise at one address."""
+        """Decide as the real rule does, with noise at one address."""
         return super().decide(trial, OneAddress(noise))
 
 
 def coins_by_position(purpose: Purpose, first: Any, slot: Any) -> tuple[Any, Any]:
-    """The two coins that `block` tosses for a slot, looked up at the slot's own position."""
+    """A wrong addressing: the two coins that `block` tosses for a slot are looked up at the slot's
+    own position."""
     if purpose is Purpose.ACCEPT:
         return first + slot // 2, slot % 2
     return by_round(purpose, first, slot)
 
 
 def drafts_by_position(purpose: Purpose, first: Any, slot: Any) -> tuple[Any, Any]:
-    """The number that draws a token of a chain, looked up at the token's own position."""
+    """A wrong addressing: the number that draws a token of a chain is looked up at the token's own
+    position."""
     if purpose is Purpose.DRAFT:
         return first + slot, slot * 0
     return by_round(purpose, first, slot)
 
 
 def owed_law(law: HostArray, drawn: HostArray) -> HostArray:
-    """The residual (P - q)+ as a law, or P where nothing is left of it."""
+    """The residual (P - q)+ as a distribution, or P if it is empty."""
     part = owed(law, drawn)
     return np.asarray(part / part.sum())
 
@@ -317,7 +320,7 @@ def descend(
     update: Callable[[HostArray, HostArray], HostArray] = owed_law,
     correction: Callable[[HostArray, HostArray], HostArray] = lambda law, left: left,
 ) -> list[int]:
-    """The correct `siblings` rule, with each of its parts open to replacement."""
+    """The correct `siblings` rule; arguments can replace each of its parts."""
     node, kept = ROOT, list[int]()
     while True:
         left, before = target[node + 1], node
@@ -341,10 +344,12 @@ def traverse(
     chance_left: Callable[[float, float], float] = lambda r, s: s / (s + 1 - r) if s > 0 else 0.0,
     token_residual: bool = False,
 ) -> list[int]:
-    """The correct `traversal` rule as it is usually written, and two mistakes one can make."""
+    """The correct `traversal` rule as it is usually written; arguments add two possible
+    mistakes."""
 
     def visit(node: int, debt: float) -> tuple[int, HostArray] | None:
-        """The node at which the path ends and the law there, or None if it ends above this node;
+        """The node at which the path ends and the law there, or None if it ends above this node.
+
         debt: the share of the node's law that is still owed.
         """
         law = target[node + 1]
@@ -364,8 +369,7 @@ def traverse(
 
 
 def likeliest_first(tokens: Any, draft: Any, target: Any, rng: Any, tree: Tree) -> list[int]:
-    """Try children by how much likelier the target finds them than the drafter, not in the order in
-    which they were drawn."""
+    """Try children in the order of p(x) / q(x) instead of the order in which they were drawn."""
 
     def gain(child: int) -> float:
         """p(x) / q(x) of a child."""
@@ -378,7 +382,7 @@ def likeliest_first(tokens: Any, draft: Any, target: Any, rng: Any, tree: Tree) 
 
 
 def sample_per_path(tokens: Any, draft: Any, target: Any, rng: Any, tree: Tree) -> list[int]:
-    """Match every path against target samples of its own, and keep the longest match."""
+    """Match every path with its own samples from the target, and keep the longest match."""
     longest = [] if len(tree) else [sample(rng, target[0])]
     for leaf in tree.leaves:
         emitted: list[int] = []
@@ -393,11 +397,11 @@ def sample_per_path(tokens: Any, draft: Any, target: Any, rng: Any, tree: Tree) 
 
 
 def draw_reporting_row(how: Children) -> Drawer:
-    """A drawer that draws children in one way, and reports that each was drawn from the whole
+    """A drawer that draws children in the given way, but reports that each was drawn from the whole
     row."""
 
     def draw(model: Model, tree: Tree, rng: Any) -> tuple[list[int], Any]:
-        """Draw the children of each node, and report for all the row that the first came from."""
+        """Draw the children of each node, and report the whole row for all of them."""
         tokens, rows = [0] * len(tree), np.zeros((len(tree), len(model(()))))
         for parent in (ROOT, *range(len(tree))):
             nodes = list(tree.children[parent])
@@ -413,7 +417,7 @@ def draw_reporting_row(how: Children) -> Drawer:
 
 
 def draw_and_prune(model: Model, tree: Tree, rng: Any) -> tuple[list[int], Any, Tree]:
-    """Throw sampled tokens of low probability away, with all that follows them."""
+    """Drop sampled tokens of low probability, with everything that follows them."""
     tokens, rows = draw_plainly(model, tree, rng)
     sure = [rows[node][token] >= 0.3 for node, token in enumerate(tokens)]
     kept = [n for n in range(len(tree)) if all(sure[step] for step in tree.path(n))]

@@ -1,8 +1,8 @@
-"""The cases a verifier is tested on; each exposes a different kind of bug.
+"""The cases on which a verifier is tested; each exposes a different kind of bug.
 
-Rows differ from position to position and depend on what was emitted (a row off by one shows),
-some tokens are impossible, laws coincide, have nothing in common, or are point masses, and the
-number of draft tokens changes from round to round.
+Rows differ from position to position and depend on what was emitted (so rows off by one show), some
+tokens are impossible, target and draft laws are equal, disjoint or point masses, and the number of
+draft tokens changes from round to round.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ EVERY_WAY = tuple(how.value for how in Children)
 
 @dataclass(frozen=True)
 class Case:
-    """A target and a drafter on a small vocabulary, and how many tokens to compare."""
+    """A target and a drafter on a small vocabulary, and how many tokens of text to compare."""
 
     name: str
     vocab_size: int
@@ -36,17 +36,18 @@ class Case:
 
 
 def draft_lengths(case: Case) -> set[int]:
-    """How many tokens the drafts of the case have."""
+    """The numbers of draft tokens that occur in a case."""
     shapes = case.draft_length
     every = [shapes((0,) * n) for n in range(case.length)] if callable(shapes) else [shapes]
     return {len(shape) if isinstance(shape, Tree) else shape for shape in every}
 
 
 def contextual(vocab_size: int, seed: int, *, zeros: float = 0.0, sharpness: float = 1.0) -> Model:
-    """A random model whose row depends on the whole prefix; `zeros` is the share of zeros."""
+    """A random model whose row depends on the whole prefix. zeros: the share of impossible
+    tokens."""
 
     def row(prefix: Prefix) -> HostArray:
-        """A row that the prefix and the seed decide on."""
+        """The row for a prefix, made from the prefix and the seed."""
         rng = np.random.default_rng([seed, vocab_size, *[token + 1 for token in prefix]])
         weights = rng.gamma(1.0, size=vocab_size) ** sharpness + 1e-3
         dropped = rng.random(vocab_size) < zeros
@@ -63,10 +64,11 @@ def mixed(first: Model, second: Model, share: float) -> Model:
 
 
 def restricted(model: Model, parity: int) -> Model:
-    """The model on the tokens of one parity only: two of them have nothing in common."""
+    """The model restricted to tokens of one parity; models of different parity have no token in
+    common."""
 
     def row(prefix: Prefix) -> HostArray:
-        """The row on tokens of one parity, made to sum to 1."""
+        """The row of the model on tokens of this parity, normalised."""
         weights = model(prefix) * (np.arange(len(model(()))) % 2 == parity)
         return np.asarray(weights / weights.sum())
 
@@ -74,16 +76,16 @@ def restricted(model: Model, parity: int) -> Model:
 
 
 def certain(model: Model) -> Model:
-    """A model with all mass on the likeliest token of another model."""
+    """A model with all probability on another model's likeliest token."""
     return _remember(lambda prefix: np.eye(len(model(())))[int(np.argmax(model(prefix)))])
 
 
 def _remember(model: Model) -> Model:
-    """The model with every row made only once."""
+    """The same model, with each row computed only once."""
     known: dict[Prefix, HostArray] = {}
 
     def row(prefix: Prefix) -> HostArray:
-        """The row of a prefix, made when it is first asked for."""
+        """The row of a prefix, computed when it is first needed."""
         if prefix not in known:
             known[prefix] = model(prefix)
         return known[prefix]
@@ -92,7 +94,7 @@ def _remember(model: Model) -> Model:
 
 
 def standard_cases(seed: int = 0) -> Iterator[Case]:
-    """The cases every certificate covers."""
+    """The cases that every certificate covers."""
     p3, q3 = contextual(3, seed), contextual(3, seed + 1)
     p4, q4 = contextual(4, seed + 2), contextual(4, seed + 3)
     sparse_p, sparse_q = contextual(4, seed + 4, zeros=0.4), contextual(4, seed + 5, zeros=0.4)
@@ -114,26 +116,26 @@ def standard_cases(seed: int = 0) -> Iterator[Case]:
 
 
 def edge_cases(seed: int = 0) -> Iterator[Case]:
-    """Where code goes wrong that is right on small cases: long drafts, large vocabularies, ties.
+    """Cases that small ones do not cover: long drafts, large vocabularies, ties.
 
-    Plain decoding follows the first round.  Rows of large cases are certain at some positions, so
-    that few texts are possible.  Long drafts are uncertain at their end, where short ones do not
-    reach; of eight tokens two cases leave every position uncertain in turn.
+    Only the first round drafts. In large cases some positions are certain, so that few texts are
+    possible. Long drafts are uncertain at their end, where short drafts do not reach; for eight
+    tokens, two cases together leave every position uncertain.
     """
     p2, q2 = contextual(2, seed + 20), contextual(2, seed + 21)
     p4, q4 = contextual(4, seed + 22), contextual(4, seed + 23)
     wide_p, wide_q = contextual(33, seed + 24), contextual(33, seed + 25)
 
     def sure_at(places: Iterable[int], model: Model) -> Model:
-        """A model that is certain at these positions, where target and drafter agree."""
+        """A model that is certain at these positions, and there equals target and drafter."""
         sure = np.array([1.0, 0.0])
         return _remember(lambda prefix: sure if len(prefix) in places else model(prefix))
 
     likeliest = int(np.argmax(wide_q(())))
 
     def wide_at(place: int, model: Model) -> Model:
-        """A model that is uncertain at one position, and after it where the drafter's likeliest
-        token came."""
+        """A model that is uncertain at one position, and after it only if the drafter's likeliest
+        token came there."""
 
         def row(prefix: Prefix) -> HostArray:
             come = prefix[place:]
@@ -144,7 +146,8 @@ def edge_cases(seed: int = 0) -> Iterator[Case]:
         return _remember(row)
 
     def tied(*weights: float) -> Model:
-        """A model of rows with equal probabilities, in another order after each token."""
+        """A model whose rows are permutations of these weights, in another order after each
+        token."""
         row = np.array(weights) / sum(weights)
         return _remember(lambda prefix: np.roll(row, sum(prefix) + len(prefix)))
 
@@ -152,12 +155,12 @@ def edge_cases(seed: int = 0) -> Iterator[Case]:
         name: str, size: int, target: Model, draft: Model, count: int, length: int,
         sampled: bool = True,
     ) -> Case:  # fmt: skip
-        """A case whose first round drafts and whose others do not."""
+        """A case in which only the first round drafts."""
         lengths = lambda prefix: 0 if prefix else count  # noqa: E731
         return Case(name, size, target, draft, lengths, length, sampled)
 
     def long(name: str, count: int, sure: Iterable[int], sampled: bool = True) -> Case:
-        """A case of two tokens, certain at some positions."""
+        """A case with a vocabulary of two tokens that is certain at the positions `sure`."""
         return case(name, 2, sure_at(sure, p2), sure_at(sure, q2), count, count + 1, sampled)
 
     flat = tied(1, 1, 1, 1)
@@ -174,12 +177,12 @@ def edge_cases(seed: int = 0) -> Iterator[Case]:
 
 
 def tree_cases(seed: int = 0) -> Iterator[Case]:
-    """The cases of rules that judge trees, each in every way that siblings can be drawn."""
+    """The cases for rules that judge trees, with siblings drawn in every way."""
 
     def case(
         name: str, size: int, target: Model, draft: Model, shapes: Shapes, length: int
     ) -> Case:
-        """A case in every way that siblings can be drawn."""
+        """A case with siblings drawn in every way."""
         return Case(name, size, target, draft, shapes, length, ways=EVERY_WAY)
 
     p2, q2 = contextual(2, seed + 10), contextual(2, seed + 11)
@@ -205,5 +208,5 @@ def tree_cases(seed: int = 0) -> Iterator[Case]:
 
 
 def once(tree: Tree) -> Shapes:
-    """A tree in the first round, then plain decoding."""
+    """The tree in the first round, then no drafts."""
     return lambda prefix: Tree.chain(0) if prefix else tree

@@ -15,7 +15,8 @@ CONSTANT_BIAS = 1e-8
 
 @dataclass(frozen=True)
 class Finding:
-    """One case: how far the emitted law is from the target's, and how that was measured."""
+    """The result of one case: how far the emitted law is from the target's, and how that was
+    measured."""
 
     case: str
     method: str  # "exact" or "sampled"
@@ -28,7 +29,7 @@ class Finding:
 
     @property
     def passed(self) -> bool:
-        """Whether rounding or chance explains the bias, and nothing else was noted."""
+        """Whether rounding or chance explains the bias, and no other problem was noted."""
         return not self.note and self.bias <= self.limit
 
 
@@ -53,21 +54,21 @@ class Certificate:
     def lossless(self) -> bool:
         """Whether no case failed.
 
-        That is a proof, to 1e-12, where every outcome was listed (`proven`).  For a sampled
-        certificate it says that no bias was found, and none of `detectable` or more is likely.
+        If every outcome was listed (`proven`), this is a proof, to 1e-12. If outcomes were sampled,
+        it means that no bias was found, and that a bias of `detectable` or more is unlikely.
         """
         return all(finding.passed for finding in self.findings)
 
     @property
     def proven(self) -> bool:
-        """Whether it is lossless in every case by exact enumeration, to 1e-12."""
+        """Whether exact enumeration shows no bias in any case, to 1e-12."""
         return self.lossless and self.method == "exact" and not self.rounding
 
     @property
     def verdict(self) -> str:
         """The verdict as text: "lossless", "NOT lossless", or "no bias of 0.17 or more found".
 
-        Code that computes in float32 can be "lossless up to float32 rounding (3e-08)".
+        For code that computes in float32 it can be "lossless up to float32 rounding (3e-08)".
         """
         if not self.lossless:
             return "NOT lossless"
@@ -79,13 +80,13 @@ class Certificate:
 
     @property
     def method(self) -> str:
-        """ "exact", "sampled", or "exact and sampled" where cases differ."""
+        """How it was tested: "exact", "sampled", or "exact and sampled" if cases differ."""
         kinds = {finding.method for finding in self.findings}
         return kinds.pop() if len(kinds) == 1 else "exact and sampled"
 
     @property
     def worst(self) -> Finding:
-        """The case with the largest bias; a case that could not even run comes first."""
+        """The case with the largest bias; a case that could not be run counts as the worst."""
         return max(self.findings, key=lambda finding: (bool(finding.note), finding.bias))
 
     @property
@@ -95,7 +96,7 @@ class Certificate:
 
     @property
     def detectable(self) -> float:
-        """The smallest bias that every case would have caught."""
+        """The smallest bias that would have been found in every case."""
         return max(finding.detectable for finding in self.findings)
 
     def samples_for(self, bias: float) -> int:
@@ -104,7 +105,7 @@ class Certificate:
         return math.ceil(max(needed))
 
     def to_dict(self) -> dict[str, Any]:
-        """The certificate as JSON has it."""
+        """The certificate as a dictionary for JSON."""
         return {
             "subject": self.subject,
             "verdict": self.verdict,
@@ -123,7 +124,7 @@ class Certificate:
         }
 
     def to_json(self) -> str:
-        """The certificate as text of JSON."""
+        """The certificate as JSON text."""
         return json.dumps(self.to_dict(), indent=2)
 
     def __repr__(self) -> str:
@@ -132,12 +133,12 @@ class Certificate:
 
     @property
     def _summary(self) -> str:
-        """The verdict with the number of cases and what they cover."""
+        """One line: the verdict, the number of cases, and what they cover."""
         scope = f": {self.scope}" if self.scope else ""
         return f"{self.subject}: {self.verdict} ({self.method}, {len(self.findings)} cases{scope})"
 
     def __str__(self) -> str:
-        """The certificate as lines for a terminal."""
+        """The certificate as a table for a terminal."""
         lines = [
             self._summary,
             f"  {'case':<34}{'method':<9}{'bias (TV)':>11}{'would catch':>13}",

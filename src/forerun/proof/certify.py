@@ -1,8 +1,8 @@
-"""Certifies that a verifier is lossless: by enumeration if possible, else by a powered test.
+"""Certifies that a verifier is lossless: by enumeration if possible, else by a statistical test.
 
-A round is lossless when its emitted tokens, followed by whatever rounds come next, have the
-target's joint law.  That joint law is what is compared, so a correct first token with a wrong
-second one is caught.
+A round is lossless if its emitted tokens, followed by those of later rounds, have the target's
+joint distribution. That joint distribution is compared, so a wrong second token after a correct
+first one is detected.
 """
 
 from __future__ import annotations
@@ -81,23 +81,23 @@ def certify(
     addressing: Addressing = by_round,
     progress: Progress | None = None,
 ) -> Certificate:
-    """Certify a rule, by name or object, or a function of your own.
+    """Certify a rule, by name or object, or your own function.
 
-    subject: a rule, or f(draft_tokens, draft_probs, target_probs, rng) -> emitted ids, written
-        as for a numpy.random.Generator.  It may draw from NumPy's or Torch's global generator
-        instead, and gets tensors where its parameters are annotated as such.  Functions with the
-        signature of one of the exercises in `forerun.classic` are called as the exercise says.
-    draw: how the draft is drawn, d(model, K, rng) -> (tokens, probabilities it reports), where
-        model(prefix) gives a row (V,); by default each token is drawn from its row.
+    subject: a rule, or f(draft_tokens, draft_probs, target_probs, rng) -> emitted ids, written for
+    a numpy.random.Generator. It may draw from NumPy's or Torch's global generator instead, and gets
+    tensors if its parameters are annotated as such. Functions with the signature of one of the
+    exercises in `forerun.classic` are called as the exercise says.
+    draw: how the draft is drawn, d(model, K, rng) -> (tokens, the probabilities it reports), where
+    model(prefix) gives a row (V,); by default each token is drawn from its row.
     cases: by default the standard ones and the edge cases, and for a rule that judges trees also
-        `tree_cases`.  With those a function gets the tree as its fifth argument, and `draw` gets
-        it in place of K.
-    method: "exact", "sampled", or "auto": exact where the outcomes can be listed in 40 seconds.
-    samples: texts per case for the sampled test; by default what 15 seconds suffice for.
-    addressing: of a rule's noise.  A number that is met twice, within a round or over rounds, is
-        a finding even where it does no harm.
-    progress: called as progress(case, done, total); without it what takes long is told on
-        standard error: that sampling begins and why, what it will catch, and the time left.
+    `tree_cases`. In tree cases a function gets the tree as its fifth argument, and `draw` gets it
+    in place of K.
+    method: "exact", "sampled", or "auto": exact if the outcomes can be listed in 40 seconds.
+    samples: texts per case for the sampled test; by default as many as take 15 seconds.
+    addressing: of a rule's noise. A number that is used twice, within a round or over rounds, is a
+    finding even if it causes no bias.
+    progress: called as progress(case, done, total). By default, long work is reported on standard
+    error: why sampling begins, what it can detect, and the time left.
     """
     if method not in ("auto", "exact", "sampled"):
         cure = "Use 'auto', 'exact' or 'sampled'."
@@ -131,9 +131,9 @@ def certify(
 def _of_rule(
     rule: Rule, name: str | None, cases: Sequence[Case], addressing: Addressing, tell: Progress
 ) -> Certificate:
-    """The certificate of a rule, in every case and every way of drawing that the case has.
+    """Certify a rule in every case, with each way of drawing that the case has.
 
-    Rules ask for randomness by verbs, so all of their outcomes can be listed.
+    Rules use randomness only through the noise object, so all outcomes can be listed.
     """
     findings = []
     for done, case in enumerate(cases):
@@ -144,10 +144,10 @@ def _of_rule(
 
 
 def _rule_finding(rule: Rule, case: Case, way: str, addressing: Addressing) -> Finding:
-    """The law of one case by following every outcome, and how far it is from the target's.
+    """Test one case by following every outcome.
 
-    way: how the draft is drawn.  A number that was met twice is noted with its address, whether
-    or not it moved the law.
+    way: how the draft is drawn. A random number that is used twice is noted with its address,
+    whether or not it causes a bias.
     """
     step = rule_step(rule, case.target, case.draft, way, addressing)
     found = bias(joint(step, case.vocab_size, case.length, case.draft_length), case)
@@ -159,7 +159,7 @@ def _rule_finding(rule: Rule, case: Case, way: str, addressing: Addressing) -> F
 def _round_of(
     subject: Any, label: str, draw: Drawer | None, cases: Sequence[Case]
 ) -> tuple[Round, str]:
-    """The subject as code that can be run in a case, and how it is called if not as usual."""
+    """The subject as a round that can be run in a case, and how it is called if that is unusual."""
     loop, called = as_loop(subject)
     if loop is not None:
         return loop, called
@@ -171,9 +171,9 @@ def _round_of(
 
 
 class _OfFunction:
-    """Certifies somebody's code: exactly where its outcomes can be listed, else by samples.
+    """Certifies a user's function: exactly if its outcomes can be listed, else by sampling.
 
-    Cases are followed for 40 seconds in all.  Those that are left are sampled, unless a fault was
+    Outcomes are followed for 40 seconds in all. The remaining cases are sampled, unless a fault was
     found already, and the certificate says why they could not be followed.
     """
 
@@ -187,9 +187,8 @@ class _OfFunction:
         samples: int | None,
         progress: Progress | None,
     ) -> None:
-        """called: how the code is called, if not as usual.  samples: texts per case; None for what
-        15 seconds suffice for.
-        """
+        """called: how the code is called, if that is unusual. samples: texts per case; None for as
+        many as take 15 seconds."""
         self.code, self.label, self.called = code, label, called
         self.cases, self.seed, self.samples = cases, seed, samples
         self.tell = progress or Telling()
@@ -197,9 +196,7 @@ class _OfFunction:
         self.raised: set[str] = set()  # cases in which it raised an exception of its own
 
     def certificate(self, method: str) -> Certificate:
-        """Follow what can be followed, and sample the cases that are left if nothing is wrong so
-        far.
-        """
+        """Follow the cases that can be followed; if these show no fault, sample the others."""
         with failing(self.label, self.cases[0].name):  # it runs at all; torch is imported by now
             sampled_finding(self.code, self.cases[0], 1, self.seed, range(1))
         found: dict[str, Finding] = {}
@@ -222,11 +219,11 @@ class _OfFunction:
 
     @property
     def _reason(self) -> str:
-        """Why the first case could not be followed; empty where all were."""
+        """Why the first such case could not be followed; empty if all were."""
         return next(iter(self.reasons.values()), "")
 
     def _followed(self, following: Following) -> dict[str, Finding]:
-        """The findings of the cases whose outcomes can be listed."""
+        """The findings of the cases whose outcomes could be listed."""
         found: dict[str, Finding] = {}
         for done, case in enumerate(self.cases):
             self.tell(case.name, done, len(self.cases))
@@ -246,20 +243,22 @@ class _OfFunction:
         return found
 
     def _is_as_followed(self, found: dict[str, Finding]) -> bool:
-        """Whether real texts of the first case have the law that was followed."""
+        """Whether sampled texts of the first case agree with the law found by following."""
         case = next(case for case in self.cases if case.name in found)
         real = sampled_finding(self.code, case, CHECKED, self.seed, range(CHECKED))
         return real.passed or not found[case.name].passed
 
     def _rounding(self, following: Following, found: dict[str, Finding]) -> str:
-        """Allow for the precision of the code's numbers; returns the name of their format."""
+        """Widen the findings' limits for the precision of the code's numbers. Returns the name of
+        the number format."""
         for case in self.cases:
             if case.name in found:
                 found[case.name] = rounded(found[case.name], case.length, following.precision)
         return format_of(following.precision) if found else ""
 
     def _sampled(self, cases: list[Case]) -> dict[str, Finding]:
-        """The findings of as many texts as were asked for, or as 15 seconds suffice for."""
+        """The findings of cases tested by sampling, with the requested number of texts or 15
+        seconds' worth."""
         with failing(self.label, cases[0].name):
             foreseen = budgets(self.code, cases, self.seed)
         samples = self.samples or affordable(foreseen).samples
@@ -279,7 +278,7 @@ class _OfFunction:
         return found
 
     def _turns(self, case: Case, before: int, samples: int, total: int) -> Iterator[int]:
-        """The sample numbers of a case; reports progress now and then."""
+        """Yield the sample numbers of a case, reporting progress now and then."""
         for done in range(samples):
             if done % TOLD_EVERY == 0:
                 self.tell(case.name, before + done, total)
@@ -287,7 +286,7 @@ class _OfFunction:
 
 
 def _ended(tell: Progress) -> None:
-    """Erase the line of progress, if one was printed."""
+    """Erase the progress line, if one was printed."""
     if isinstance(tell, Telling):
         tell.end()
 
@@ -301,7 +300,7 @@ def _scope(cases: Sequence[Case]) -> str:
 
 
 def _spans(numbers: set[int]) -> str:
-    """Whole numbers in words: "2 to 4 and 33"."""
+    """A set of whole numbers in words: "2 to 4 and 33"."""
     firsts = sorted(number for number in numbers if number - 1 not in numbers)
     lasts = sorted(number for number in numbers if number + 1 not in numbers)
     spans = [
@@ -312,7 +311,7 @@ def _spans(numbers: set[int]) -> str:
 
 
 def check_call(function: Callable[..., Any], name: str, *, num_arguments: int) -> None:
-    """Refuse a function that does not take what it will be given."""
+    """Raise if a function does not accept this number of arguments."""
     try:
         taken = signature(function)
     except (ValueError, TypeError):  # a builtin that does not say
@@ -326,7 +325,7 @@ def check_call(function: Callable[..., Any], name: str, *, num_arguments: int) -
 
 @contextmanager
 def failing(name: str, case: str) -> Iterator[None]:
-    """Add to an exception in the tested code the case in which it was raised."""
+    """Add to an exception raised by the tested code the name of the case."""
     try:
         yield
     except ForerunError:
@@ -339,7 +338,7 @@ def failing(name: str, case: str) -> Iterator[None]:
 
 
 def doubt(rule: Rule) -> None:
-    """Warn if a rule that calls itself lossless is not."""
+    """Warn if a rule that claims to be lossless is not; each rule is tested once."""
     decide = type(rule).decide
     code = getattr(decide, "__code__", decide)
     key = type(rule).__qualname__, code, repr(rule)
@@ -364,11 +363,11 @@ def doubt(rule: Rule) -> None:
 
 
 def silent(case: str, done: int, total: int) -> None:
-    """Show no progress."""
+    """A progress callback that shows nothing."""
 
 
 class Telling:
-    """Shows the progress and the time left on a terminal; elsewhere nothing but what stages say."""
+    """Prints progress now and then, with the time left."""
 
     def __init__(self) -> None:
         """Start to count time."""
@@ -377,14 +376,14 @@ class Telling:
         self._width = 0  # of the line that is shown
 
     def begin(self, text: str) -> None:
-        """Note that a new stage begins, and count time from here."""
+        """Print that a new stage begins, and measure time from here."""
         self.end()
         print(text, file=sys.stderr, flush=True)
         self._start = now()
         self._next = self._start + FIRST
 
     def __call__(self, case: str, done: int, total: int) -> None:
-        """Show the progress, if it is time to."""
+        """Print the progress if the last line is old enough."""
         moment = now()
         if moment < self._next or not done or not sys.stderr.isatty():
             return
@@ -395,12 +394,12 @@ class Telling:
         self._width = max(self._width, len(line))
 
     def end(self) -> None:
-        """Erase the line on a terminal."""
+        """Erase the progress line."""
         if self._width:
             print(f"\r{'':<{self._width}}\r", end="", file=sys.stderr, flush=True)
             self._width = 0
 
 
 def _duration(seconds: float) -> str:
-    """Seconds in words."""
+    """A number of seconds in words."""
     return f"{seconds:.0f} s" if seconds < 90 else f"{seconds / 60:.0f} min"

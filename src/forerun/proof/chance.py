@@ -1,8 +1,9 @@
-"""A stand-in for numpy.random.Generator that follows every outcome of ordinary NumPy code.
+"""A stand-in for numpy.random.Generator with which every outcome of ordinary NumPy code is
+followed.
 
-`rng.random()` gives an unknown number, and nearly every verifier only compares it.  Choices are
-followed option by option.  Arguments that NumPy refuses are refused here with NumPy's own error,
-since a real generator is asked first.
+`rng.random()` returns an unknown number, and nearly every verifier only compares it. Choices are
+followed option by option. Invalid arguments raise NumPy's own error, because a real generator is
+called with them first.
 """
 
 from __future__ import annotations
@@ -43,41 +44,42 @@ NO_RNG = explain(
 
 @dataclass
 class Precision:
-    """The precision of the numbers that code compares random ones with, as the bits of a
-    significand."""
+    """The number format in which the tested code computes, inferred from the numbers that it
+    compares random ones with."""
 
     finest: int = 0  # of all numbers that were met
     coarsest_tensor: int = DOUBLE
 
     @property
     def bits(self) -> int:
-        """The bits of the format that the numbers must have been in.
+        """The number of significant bits of that format.
 
-        The longest significand of many float32 numbers has nearly all 24 bits; where all numbers
-        are simple, such as 1/2, nothing is known and float64 is assumed.
+        Among many float32 numbers some need nearly all 24 bits. If all numbers are simple, such as
+        1/2, nothing is known and float64 is assumed.
         """
         likely = (bits for bits in FORMATS if bits - 3 < self.finest <= bits)
         return min(next(likely, DOUBLE), self.coarsest_tensor)
 
     def met(self, value: float) -> None:
-        """Note a number that was met; a float32 number has at most 24 bits, wherever it is kept."""
+        """Record a number that was compared; a float32 number has at most 24 significant bits,
+        however it is stored."""
         if self.finest < DOUBLE and math.isfinite(value) and value:
             significand = int(abs(math.frexp(value)[0]) * 2**DOUBLE)
             zeros = (significand & -significand).bit_length() - 1
             self.finest = max(self.finest, DOUBLE - zeros)
 
     def met_tensor(self, bits: int) -> None:
-        """Note a tensor that was met, whose significands have this many bits."""
+        """Record a tensor that was compared, whose numbers have this many significant bits."""
         self.coarsest_tensor = min(self.coarsest_tensor, bits)
 
 
 class Chance:
-    """One path through the outcomes: an rng whose answers are scripted and whose weight is kept."""
+    """A random generator whose answers follow one path, and which keeps the path's probability."""
 
     def __init__(self, path: Path, weight: float = 1.0, precision: Precision | None = None) -> None:
         """Begin a path.
 
-        path: the answers to give. weight: the chance of having come here.
+        path: the answers to give. weight: the probability of what happened before.
         """
         self.path = path
         self.weight = weight
@@ -86,33 +88,33 @@ class Chance:
         self.is_followed_elsewhere = False  # whether a global generator was asked
 
     def random(self, size: Any = None, *how: Any, **more: Any) -> Any:
-        """Unknown numbers in [0, 1)."""
+        """Unknown numbers, uniform in [0, 1)."""
         return self._each("random", (size, *how), more, size, lambda: Unknown(self))
 
     def uniform(self, low: Any = 0.0, high: Any = 1.0, size: Any = None) -> Any:
-        """Unknown numbers in [low, high)."""
+        """Unknown numbers, uniform in [low, high)."""
         start, width = _number(low), _number(high) - _number(low)
         return self._each(
             "uniform", (low, high, size), {}, size, lambda: Unknown(self) * width + start
         )
 
     def exponential(self, scale: Any = 1.0, size: Any = None) -> Any:
-        """Unknown arrival times with mean `scale`."""
+        """Unknown exponential numbers (arrival times) with mean `scale`."""
         by = _number(scale)
         return self._each(
             "exponential", (scale, size), {}, size, lambda: Unknown.arrival(self) * by
         )
 
     def standard_exponential(self, size: Any = None) -> Any:
-        """Unknown arrival times with mean 1."""
+        """Unknown exponential numbers with mean 1."""
         return self.exponential(1.0, size)
 
     def gumbel(self, loc: Any = 0.0, scale: Any = 1.0, size: Any = None) -> Any:
-        """Unknown Gumbel numbers, which are minus the logarithms of arrival times."""
+        """Unknown Gumbel numbers, which are minus the logarithms of exponential ones."""
         shift, by = _number(loc), _number(scale)
 
         def gumbel() -> Any:
-            """One of them."""
+            """One unknown Gumbel number."""
             return -Unknown.arrival(self).log() * by + shift
 
         return self._each("gumbel", (loc, scale, size), {}, size, gumbel)
@@ -120,7 +122,7 @@ class Chance:
     def choice(
         self, a: Any, size: Any = None, replace: bool = True, p: Any = None, **how: Any
     ) -> Any:
-        """One option of a (or of range(a)), or several of them, with chances p."""
+        """One or several of the options in a (or range(a)), with probabilities p."""
         self.num_uses += 1
         count = _few(int(a) if np.ndim(a) == 0 else len(a), "options to choose from")
         REAL.choice(a, size, replace, p, **how)
@@ -137,7 +139,7 @@ class Chance:
     def integers(
         self, low: Any, high: Any = None, size: Any = None, dtype: Any = np.int64, **how: Any
     ) -> Any:
-        """Whole numbers in [low, high), followed one by one."""
+        """Whole numbers in [low, high); each possible value is followed."""
         self.num_uses += 1
         REAL.integers(low, high, size, dtype, **how)
         start, stop = (0, int(low)) if high is None else (int(low), int(high))
@@ -149,7 +151,7 @@ class Chance:
         return np.array(places, dtype=dtype).reshape(size) + start
 
     def multinomial(self, n: Any, pvals: Any, size: None = None) -> Any:
-        """How often each option was picked, of n times."""
+        """How often each option was chosen in n draws."""
         self.num_uses += 1
         REAL.multinomial(n, pvals, size)
         if size is not None or np.ndim(pvals) != 1:
@@ -159,7 +161,7 @@ class Chance:
         return np.bincount(self.picks(chances.tolist(), int(n)), minlength=len(chances))
 
     def binomial(self, n: Any, p: Any, size: None = None) -> int:
-        """One coin: 1 with chance p."""
+        """A single coin: 1 with probability p."""
         self.num_uses += 1
         REAL.binomial(n, p, size)
         if size is not None or np.ndim(p) or int(n) != 1:
@@ -167,7 +169,7 @@ class Chance:
         return int(self.split(float(p)))
 
     def picks(self, chances: list[float], count: int, replace: bool = True) -> list[int]:
-        """Several options, chosen one after the other."""
+        """The indices of several options, chosen one after another."""
         left, places = list(chances), list[int]()
         for _ in range(count):
             places.append(self.pick(left))
@@ -176,7 +178,8 @@ class Chance:
         return places
 
     def pick(self, chances: list[float]) -> int:
-        """An option, drawn by its chance; impossible options are not followed."""
+        """The index of an option, chosen by its probability; impossible options are not
+        followed."""
         possible = [index for index, chance in enumerate(chances) if chance > 0]
         if not possible:
             raise CannotEnumerate("a choice among options of chance 0")
@@ -187,7 +190,7 @@ class Chance:
         return index
 
     def split(self, chance: float) -> bool:
-        """True with the given chance; where the outcome is certain, no question is asked."""
+        """True with the given probability; if the outcome is certain, no branch is made."""
         if chance <= ROUNDING or chance >= 1 - ROUNDING:
             return chance > 0.5
         answer = bool(self.ask(2))
@@ -195,13 +198,13 @@ class Chance:
         return answer
 
     def ask(self, num_options: int) -> int:
-        """The answer to the next question of this path."""
+        """The answer to the next question of this path; raises if there were too many questions."""
         if len(self.path.options) >= MANY_QUESTIONS:
             raise CannotEnumerate(f"more than {MANY_QUESTIONS} random numbers in one round")
         return self.path.ask(num_options)
 
     def _each(self, name: str, given: Any, more: Any, size: Any, make: Any) -> Any:
-        """One number, or an array of them."""
+        """One number made by `make`, or an array of them, after NumPy has checked the arguments."""
         self.num_uses += 1
         if size is None:
             getattr(REAL, name)(*given, **more)
@@ -211,12 +214,12 @@ class Chance:
         return numbers(size, make)
 
     def __getattr__(self, name: str) -> Any:
-        """Refuse every other method of a generator, because it cannot be followed."""
+        """Raise for every other method of a generator, because it cannot be followed."""
         raise CannotEnumerate(name)
 
 
 def _number(value: Any) -> float:
-    """An argument as one number; arrays of them cannot be followed."""
+    """An argument as a single number; arrays of parameters cannot be followed."""
     if np.ndim(value):
         raise CannotEnumerate("random numbers of several scales")
     return float(value)

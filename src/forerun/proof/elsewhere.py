@@ -1,8 +1,8 @@
-"""Puts a stand-in where code draws without being handed a generator.
+"""Follows code that draws from global generators instead of the one it is given.
 
-While a function is followed, NumPy's global generator, `np.random.default_rng()` without a seed,
-Python's `random` and Torch's generators answer with the numbers of a `Chance`; afterwards they
-are as they were.  Only the thread that is followed sees it.
+While outcomes are followed, NumPy's global generator, `np.random.default_rng()` without a seed,
+Python's `random` and Torch's generators are replaced by a `Chance`; afterwards they are restored.
+Only the thread in which outcomes are followed is affected.
 """
 
 from __future__ import annotations
@@ -37,17 +37,17 @@ PYTHONS = ("random", "uniform", "choices", "choice", "randint", "sample", "shuff
 
 
 class Elsewhere:
-    """The places that code may draw from without being handed a generator."""
+    """Replaces global generators, while outcomes are followed."""
 
     def __init__(self) -> None:
-        """Begin without any question asked elsewhere."""
+        """Start without a path to follow."""
         self._chance: Chance | None = None
         self._owner = threading.get_ident()
         self.was_asked = False
 
     @contextmanager
     def watched(self) -> Iterator[None]:
-        """Stand in for global generators within the block, while outcomes are followed."""
+        """Within the block, replace the global generators."""
         with ExitStack() as undone:
             for name in _global_names():
                 self._replace(undone, np.random, name, _numpy_answer(name))
@@ -61,7 +61,8 @@ class Elsewhere:
 
     @contextmanager
     def answered_by(self, chance: Chance) -> Iterator[None]:
-        """Within the block, let draws in this thread come from `chance`."""
+        """Within the block, draws from global generators in this thread are answered by
+        `chance`."""
         self._chance = chance
         try:
             if "torch" not in sys.modules:
@@ -76,11 +77,12 @@ class Elsewhere:
             self.was_asked = self.was_asked or chance.is_followed_elsewhere
 
     def _replace(self, undone: ExitStack, module: Any, name: str, answer: Answer) -> None:
-        """Put `answer` in the place of a function, for this thread alone."""
+        """Replace a function of a module by `answer`, for this thread only; `undone` restores
+        it."""
         real = getattr(module, name)
 
         def asked(*given: Any, **how: Any) -> Any:
-            """Answers in place of the real function while a path is followed."""
+            """Call `answer` if a path is being followed in this thread, else the real function."""
             if self._chance is None or threading.get_ident() != self._owner:
                 return real(*given, **how)
             return answer(self._chance, real, *given, **how)
@@ -91,8 +93,7 @@ class Elsewhere:
 
 @contextmanager
 def kept_as_they_are(seed: int) -> Iterator[None]:
-    """Within the block, let the global generators start from a seed; afterwards they continue as
-    before."""
+    """Within the block, global generators start from a seed; afterwards their state is restored."""
     numpy_state, python_state = np.random.get_state(), random.getstate()  # noqa: NPY002
     torch = sys.modules.get("torch")
     torch_state = torch.get_rng_state() if torch else None
@@ -116,10 +117,10 @@ def _global_names() -> list[str]:
 
 
 def _numpy_answer(name: str) -> Answer:
-    """The answer to a function of NumPy's global generator, under its old or new name."""
+    """The replacement of a function of NumPy's global generator, under its old or new name."""
 
     def answer(chance: Chance, real: Any, *given: Any, **how: Any) -> Any:
-        """Ask the path that is followed the same question."""
+        """Ask the path that is followed."""
         chance.is_followed_elsewhere = True
         if name in OLD_NAMES:
             return OLD_NAMES[name](chance, *given, **how)
@@ -129,19 +130,19 @@ def _numpy_answer(name: str) -> Answer:
 
 
 def _fresh_generator(chance: Chance, real: Any, seed: Any = None) -> Any:
-    """The answer to `default_rng()`: without a seed it is one more source of independent numbers,
-    with a seed it is real."""
+    """The replacement of `default_rng`: without a seed it returns the `Chance`, with a seed a real
+    generator."""
     return chance if seed is None else real(seed)
 
 
 def _python_answer(name: str) -> Answer:
-    """The answer to a function of Python's `random`; most of them cannot be followed.
+    """The replacement of a function of Python's `random`; most of them cannot be followed.
 
-    Those that give one uniform number can be: their law is that of `rng.random()`.
+    Those that give one uniform number can be, because they behave like `rng.random()`.
     """
 
     def answer(chance: Chance, real: Any, *given: Any, **how: Any) -> Any:
-        """Ask the path that is followed the same question."""
+        """Ask the path that is followed."""
         if name not in ("random", "uniform"):
             raise CannotEnumerate(f"random.{name}")
         chance.is_followed_elsewhere = True
@@ -151,10 +152,10 @@ def _python_answer(name: str) -> Answer:
 
 
 def _refusal(name: str) -> Answer:
-    """The answer to a source of randomness that cannot be followed."""
+    """The replacement of a source of randomness that cannot be followed."""
 
     def answer(chance: Chance, real: Any, *given: Any, **how: Any) -> Any:
-        """Gives up this case."""
+        """Raise, because this case cannot be followed."""
         raise CannotEnumerate(name)
 
     return answer

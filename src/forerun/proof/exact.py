@@ -1,4 +1,5 @@
-"""The exact test of somebody's code: every outcome of its random numbers, with its chance."""
+"""The exact test of a user's code: lists every outcome of its random numbers, with its
+probability."""
 
 from __future__ import annotations
 
@@ -33,10 +34,11 @@ REPEATED_PATHS = 32
 
 @dataclass
 class Following:
-    """Follows the outcomes of code, case after case, for at most some seconds.
+    """Follows the outcomes of code in one case after another, for a limited time.
 
-    elsewhere: answers in place of global generators.  precision: of the numbers that random ones
-    were compared with so far, which says what bias rounding explains.
+    elsewhere: replaces global generators.
+    precision: of the numbers that random ones were compared with, from which the effect of rounding
+    is estimated.
     """
 
     round: Round
@@ -47,11 +49,11 @@ class Following:
     deadline: float = field(init=False)
 
     def __post_init__(self) -> None:
-        """Start the clock of the seconds that may be spent."""
+        """Start the clock of the time limit."""
         self.deadline = now() + self.seconds
 
     def finding(self, case: Case) -> Finding:
-        """The bias of the emitted joint law; raises `CannotEnumerate`."""
+        """The bias of the emitted joint law in one case; raises `CannotEnumerate`."""
         try:
             with self.elsewhere.watched():
                 law = joint(self._step(case), case.vocab_size, case.length, case.draft_length)
@@ -60,10 +62,10 @@ class Following:
             return Finding(case.name, "exact", 1.0, 0.0, EXACT_LIMIT, 1.0, note=str(fault))
 
     def _step(self, case: Case) -> Step:
-        """One round of the code, drawing included."""
+        """One round of the code as a `Step`, including the drawing of the draft."""
 
         def after(prefix: Prefix, shape: Shape) -> Emission:
-            """The law of what is emitted after a prefix, over all outcomes of one round."""
+            """The law of what one round emits after a prefix, over all outcomes."""
             outcomes = []
             for outcome in self._outcomes(case, prefix, shape):
                 outcomes.append(outcome)
@@ -86,20 +88,19 @@ class Following:
         return lambda prefixes, shape, memory: [after(prefix, shape) for prefix in prefixes]
 
     def _outcomes(self, case: Case, prefix: Prefix, shape: Shape) -> Iterator[tuple[Prefix, float]]:
-        """The possible emissions of a round with their chances, by every path through its
-        questions.
+        """The possible emissions of a round with their probabilities, over all paths.
 
-        Somebody's drawer may leave something behind for the verifier, so it draws anew on every
-        path; ours keeps nothing, so that what a draft leads to is followed draft by draft.
+        A user's drawer may pass hidden state to the verifier, so it is run again on every path. Our
+        own drawer keeps no state, so each of its drafts is drawn once.
         """
 
         def drawn(path: Path) -> tuple[Drafted, float]:
-            """One possible draft, with its chance."""
+            """Draw one possible draft; returns it with its probability."""
             rng = Chance(path)
             return self.round.drafted(case, prefix, shape, rng), rng.weight
 
         def whole(path: Path) -> tuple[Prefix, float]:
-            """One possible end of the round, with its chance."""
+            """Run a whole round on one path; returns its emission with its probability."""
             rng = Chance(path)
             drafted = self.round.drafted(case, prefix, shape, rng)
             return self._emitted(case, prefix, drafted, rng)
@@ -119,7 +120,7 @@ class Following:
     def _emitted(
         self, case: Case, prefix: Prefix, drafted: Drafted, rng: Chance
     ) -> tuple[Prefix, float]:
-        """The tokens on one path, and the chance of the path."""
+        """Verify a draft on one path; returns the emitted tokens with the path's probability."""
         before, rng.precision = rng.num_uses, self.precision
         try:
             with self.elsewhere.answered_by(rng):
@@ -135,7 +136,7 @@ class Following:
 
 
 def rounded(finding: Finding, length: int, precision: Precision) -> Finding:
-    """The finding with the limit that arithmetic of that precision allows."""
+    """The finding with a limit that allows for arithmetic of that precision."""
     if precision.bits == DOUBLE or finding.note:
         return finding
     limit = 4.0 * length * 2.0**-precision.bits
@@ -143,11 +144,12 @@ def rounded(finding: Finding, length: int, precision: Precision) -> Finding:
 
 
 def format_of(precision: Precision) -> str:
-    """The name of the number format that was met; "" for float64."""
+    """The name of the number format that was found; "" for float64."""
     return FORMATS.get(precision.bits, "")
 
 
 def bias(emitted: HostArray, case: Case) -> float:
-    """Total variation distance to the target's joint law; missing mass counts in full."""
+    """The total variation distance from the target's joint law; missing probability counts in
+    full."""
     target = target_law(case.target, case.length)
     return float(np.abs(emitted - target).sum() / 2 + abs(emitted.sum() - 1) / 2)

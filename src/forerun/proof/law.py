@@ -1,10 +1,11 @@
-"""The exact law of what a rule emits, with the coins integrated out of the production code.
+"""Computes the exact law (distribution) of what a rule emits, by running the production code on all
+outcomes.
 
-Models here are functions from a prefix (a tuple of tokens) to a row of probabilities (V,), so a
-law is a joint one over several tokens and several rounds, each token seeing those before it.
+Models are functions from a prefix (a tuple of tokens) to a row of probabilities (V,). The law is a
+joint one over several tokens and several rounds, each token depending on those before it.
 
-Rounds share numbers where their addresses say so: what a round has learned of numbers that a
-later one may meet goes with the text, so the law is that of the code as it ships.
+Rounds share random numbers if their addresses are equal. What a round has shown about numbers that
+a later round may use is carried along with the text, so such reuse is followed correctly.
 """
 
 from __future__ import annotations
@@ -56,15 +57,14 @@ def law(
     drawn: str = "sampled",
     addressing: Addressing = by_round,
 ) -> HostArray:
-    """The joint law of the first `length` tokens that rounds under `rule` emit, (V,) * length.
+    """The joint law of the first `length` tokens emitted by rounds under `rule`, (V,) * length.
 
-    target, draft: models, or arrays (N, V) of one row per position (a draft of (K, V) sets K).
-    draft_length: K, a `Tree`, or a function of what has been emitted that says which.
+    target, draft: models, or arrays (N, V) with one row per position (a draft of (K, V) sets K).
+    draft_length: K, a `Tree`, or a function that gives either from what has been emitted.
     drawn: "sampled" from the draft's law, or "point" for its likeliest tokens; the children of a
-        tree's node also "without_replacement" or "greedy_plus_one" (see
-        `forerun.trees.sibling_laws`).
-    addressing: where the numbers of a round's slots lie.  One that is met twice is followed as the
-        same number, so its bias is in the law; `certify` says which it is.
+    tree's node also "without_replacement" or "greedy_plus_one" (see `forerun.trees.sibling_laws`).
+    addressing: where the random numbers of a round's slots lie. A number that is used twice is
+    followed as the same number, so the resulting bias is in the law; `certify` reports its address.
     """
     if draft_length is None:
         if callable(draft):
@@ -102,7 +102,7 @@ def expected_accepted(
     draft_length: Shape,
     drawn: str = "sampled",
 ) -> float:
-    """The mean number of draft tokens that one round keeps."""
+    """The mean number of draft tokens that one round accepts."""
     step = rule_step(rule, as_model(target, "target"), as_model(draft, "draft"), drawn)
     (emission,) = step([()], draft_length)
     return float(sum(chance * (len(emitted) - 1) for (emitted, _), chance in emission.items()))
@@ -111,13 +111,13 @@ def expected_accepted(
 def rule_step(
     rule: str | Rule, target: Model, draft: Model, drawn: str, addressing: Addressing = by_round
 ) -> RuleStep:
-    """One round of a rule, which is given by its name."""
+    """Make one round of a rule as a function, given the rule's name or object."""
     return RuleStep(rules.get(rule), target, draft, way_of_drawing(drawn), addressing)
 
 
 @dataclass(frozen=True)
 class RuleStep:
-    """One round of a rule: every draft is a row, every outcome of the noise a path."""
+    """One round of a rule. Every possible draft is a row, and every outcome of the noise a path."""
 
     rule: Rule
     target: Model
@@ -130,15 +130,14 @@ class RuleStep:
     def __call__(
         self, prefixes: Sequence[Prefix], shape: Shape, memory: Memory = ()
     ) -> list[Emission]:
-        """The laws of what is emitted after some prefixes, one round each."""
+        """The laws of what one round emits after each of some prefixes."""
         tree = as_tree(shape)
         at_once = MAX_ROWS // len(self.target(prefixes[0])) ** len(tree)
         runs = slices(len(prefixes), max(1, at_once))
         return [emission for some in runs for emission in self._some(prefixes[some], tree, memory)]
 
     def _some(self, prefixes: Sequence[Prefix], tree: Tree, memory: Memory) -> list[Emission]:
-        """The laws for some of the prefixes, few enough that all their drafts are followed
-        together."""
+        """The laws for a few prefixes, whose possible drafts fit into one batch."""
         first = len(prefixes[0])
         drafted_after = [self._drafts(prefix, tree, memory) for prefix in prefixes]
         drafts = [drafted for some in drafted_after for drafted in some]
@@ -160,8 +159,8 @@ class RuleStep:
         met = tuple(item for item in memory if item[0].purpose is not Purpose.DRAFT)
 
         def run(path: Path) -> tuple[Any, Any, BranchingNoise]:
-            """The rule on one path: where it stops, the token after that, and the noise that it
-            met."""
+            """Run the rule on one path: the rows reached, the tokens after them, and the noise that
+            was used."""
             noise = BranchingNoise(path, len(drafts), first, self.addressing, met)
             return *self.rule.decide(trial, noise), noise
 
@@ -182,7 +181,7 @@ class RuleStep:
         return list(emitted)
 
     def _drafts(self, prefix: Prefix, tree: Tree, memory: Memory) -> list[Drafted]:
-        """All drafts that can occur, node by node."""
+        """All possible drafts, built node by node."""
         known = {at: span for at, span in memory if at.purpose is Purpose.DRAFT}
         partial = [Drafted((), (), 1.0, known)]
         for node, parent in enumerate(tree.parents):
@@ -204,7 +203,7 @@ class RuleStep:
 
 
 def way_of_drawing(drawn: str) -> Children:
-    """The way of drawing that has this name."""
+    """The way of drawing with this name."""
     names = [how.value for how in Children]
     if drawn not in names:
         cure = f"Use one of {', '.join(map(repr, names))}."
@@ -214,7 +213,7 @@ def way_of_drawing(drawn: str) -> Children:
 
 @dataclass(frozen=True)
 class Drafted:
-    """One draft that can occur: its tokens, the law of each, and the chance of all together."""
+    """One possible draft: its tokens, the law of each, and the probability of the whole draft."""
 
     tokens: Prefix
     laws: tuple[HostArray, ...]
@@ -223,7 +222,7 @@ class Drafted:
     """Where the numbers lie that drew it, or drew earlier drafts."""
 
     def followed(self, law: HostArray, address: Address) -> Iterator[Drafted]:
-        """The draft with one more token, drawn from law (V,) by the number at an address."""
+        """Yield the drafts with one more token, drawn from law (V,) by the number at an address."""
         tokens, laws = np.flatnonzero(law > 0).tolist(), (*self.laws, law)
         if len(tokens) == 1:  # certain: its number says nothing
             yield replace(self, tokens=(*self.tokens, tokens[0]), laws=laws)
@@ -238,8 +237,7 @@ class Drafted:
                 yield Drafted((*self.tokens, token), laws, self.chance * float(share), known)
 
     def remembered(self, first: int) -> Memory:
-        """The facts that a round which starts at position `first` knows about the numbers of its
-        draft."""
+        """What is known about random numbers that a round starting at `first` may use."""
         return tuple(sorted(item for item in self.known.items() if item[0].position >= first))
 
 
@@ -252,12 +250,12 @@ def tree_rows(model: Model, prefix: Prefix, tokens: Prefix, tree: Tree) -> Any:
 
 
 def as_tree(shape: Shape) -> Tree:
-    """The shape as a tree: K is a chain."""
+    """The shape as a tree; a number K gives a chain."""
     return shape if isinstance(shape, Tree) else Tree.chain(shape)
 
 
 def joint(step: Step, vocab_size: int, length: int, shapes: Shapes) -> HostArray:
-    """The law of the first `length` tokens of repeated rounds, (V,) * length."""
+    """The joint law of the first `length` tokens of repeated rounds, (V,) * length."""
     ends: list[dict[tuple[Prefix, Memory], float]] = [defaultdict(float) for _ in range(length + 1)]
     ends[0][(), ()] = 1.0  # by number of tokens: what a round may end with, and how likely
     for begun in ends[:-1]:
@@ -276,7 +274,7 @@ def joint(step: Step, vocab_size: int, length: int, shapes: Shapes) -> HostArray
 
 
 def as_model(rows: Model | HostArray, name: str) -> Model:
-    """A model as it is; an array (N, V) as the model that reads its rows by position."""
+    """The model itself; for an array (N, V), a model that reads its row by position."""
     if callable(rows):
         return rows
     table = np.asarray(rows, dtype=np.float64)

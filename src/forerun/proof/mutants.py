@@ -1,7 +1,6 @@
-"""Verifiers wrong in ways that have really shipped, kept so that `certify` must reject them.
+"""Verifiers with bugs that have really shipped, kept to check that `certify` rejects them.
 
-Each is ordinary NumPy code, with its pieces in `broken.py`, or a rule whose numbers lie at wrong
-addresses.
+Each is ordinary NumPy code made from `broken.py`, or a rule with a wrong addressing of its noise.
 """
 
 from __future__ import annotations
@@ -57,7 +56,7 @@ LONG_TO_FOLLOW = ("good drafter", "longer draft")
 
 @dataclass(frozen=True)
 class Mutant:
-    """A wrong verifier, or a wrong way of drawing, and what is wrong with it."""
+    """A wrong verifier, or a wrong way of drawing, with a description of the bug."""
 
     name: str
     story: str
@@ -67,7 +66,7 @@ class Mutant:
     addressing: Addressing = by_round
 
     def certificate(self, seed: int = 0) -> Certificate:
-        """The certificate of the mutant, on the cases meant for it."""
+        """Certify the mutant on the cases meant for it."""
         cases = list(tree_cases(seed) if self.on_trees else standard_cases(seed))
         if self.addressing is not by_round:
             cases = [case for case in cases if case.name not in LONG_TO_FOLLOW]
@@ -85,7 +84,7 @@ class Mutant:
 def _on_trees(
     name: str, story: str, verify: Verifier = descend, draw: Drawer | None = None
 ) -> Mutant:
-    """A mutant that is given trees; by default only its way of drawing is wrong."""
+    """A mutant for trees. By default its verifier is correct and only its drawing is wrong."""
     return Mutant(name, story, verify, draw, on_trees=True)
 
 

@@ -1,8 +1,8 @@
-"""Verifiers with the signature of a published exercise, called as the exercise says.
+"""Adapts verifiers that have the signature of a published exercise.
 
-Five write-ups are recognised by the names of their parameters (`forerun.classic` has them all).
-Three of them verify one draft, so they become a `Verifier`; two are whole loops over models,
-and become rounds that bring drafts of their own.
+Five exercises are recognised by their parameter names (`forerun.classic` has them all). Three of
+them verify one draft and become a `Verifier`; two are complete decoding loops over models and
+become rounds that draw their own drafts.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ PROMPT = 0
 
 
 def as_verifier(function: Callable[..., Any]) -> tuple[Verifier, str]:
-    """The function with the usual arguments, and a description of how it is called; a function that
-    is no exercise is returned as it is.
+    """The function with the usual arguments, and a description of how it is called. A function that
+    is not an exercise is returned unchanged.
 
-    Parameters annotated as tensors are given tensors; without a fourth one no `rng` is given, and
-    the code draws from a global generator.
+    Parameters annotated as tensors get tensors. A function without a fourth parameter gets no
+    `rng`, and draws from a global generator.
     """
     names = _parameters(function)
     adapt = _EXERCISES.get(tuple(names))
@@ -45,7 +45,7 @@ def as_verifier(function: Callable[..., Any]) -> tuple[Verifier, str]:
 
 
 def as_loop(subject: Any) -> tuple[Loop | None, str]:
-    """A loop over two models, if that is the subject's signature."""
+    """The subject as a decoding loop over two models, if it has such a signature; else None."""
     if isclass(subject) and hasattr(subject, "decode"):
         names = list(_parameters(subject))
         if names[:3] == ["target_model", "draft_model", "draft_tokens"]:
@@ -59,19 +59,20 @@ def as_loop(subject: Any) -> tuple[Loop | None, str]:
 
 @dataclass(frozen=True)
 class Loop:
-    """Rounds that draw their own drafts: extend(target, draft, N, K) -> N tokens or more."""
+    """A decoding loop that draws its own drafts: extend(target, draft, N, K) returns N or more
+    tokens."""
 
     extend: Callable[[Model, Model, int, int], Any]
 
     def drafted(self, case: Case, prefix: Prefix, shape: Shape, rng: Any) -> Drafted:
-        """The number of tokens to draft; the loop itself draws them."""
+        """Only the number of tokens to draft; the loop draws them itself."""
         return (shape,)
 
     def emitted(self, case: Case, prefix: Prefix, drafted: Drafted, rng: Any) -> Prefix:
-        """The tokens of one call, which may take several rounds of the loop's own."""
+        """The tokens that one call of the loop emits, perhaps over several rounds of its own."""
 
         def after(model: Model) -> Model:
-            """A model that goes on after the prefix."""
+            """A model that continues from the prefix."""
             return lambda path: model(prefix + path)
 
         missing = case.length - len(prefix)
@@ -83,7 +84,7 @@ class Loop:
 
 
 def _parameters(function: Any) -> dict[str, Parameter]:
-    """The parameters by name; empty for a builtin that does not tell them."""
+    """The parameters of a function by name; empty for a builtin that does not list them."""
     try:
         return dict(signature(function).parameters)
     except (ValueError, TypeError):  # a builtin that does not say
@@ -91,16 +92,16 @@ def _parameters(function: Any) -> dict[str, Parameter]:
 
 
 def _name(function: Any) -> str:
-    """The name of the code, for a certificate."""
+    """The name of the function, for a certificate."""
     return str(getattr(function, "__name__", "the function"))
 
 
 def _with_lists(function: Callable[..., Any]) -> Verifier:
-    """A verifier for functions that take lists of rows and the vocabulary's size, and draw from
-    NumPy's global generator."""
+    """A verifier for functions that take lists of rows and the vocabulary's size, and use NumPy's
+    global generator."""
 
     def verify(tokens: Any, draft: Any, target: Any, rng: Any) -> Sequence[int]:
-        """The exercise's function, called with lists."""
+        """Call the exercise's function with lists."""
         answer: Sequence[int] = function(tokens.tolist(), list(draft), list(target), len(target[0]))
         return answer
 
@@ -108,11 +109,11 @@ def _with_lists(function: Callable[..., Any]) -> Verifier:
 
 
 def _without_bonus(function: Callable[..., Any]) -> Verifier:
-    """A verifier for functions that take tensors with K rows each; nothing drafted means nothing to
-    verify, and no bonus."""
+    """A verifier for functions that take tensors of K rows and give no bonus token. Without a
+    draft, the token is sampled plainly."""
 
     def verify(tokens: Any, draft: Any, target: Any, rng: Any) -> Sequence[int]:
-        """The exercise's function, called with tensors."""
+        """Call the exercise's function with tensors."""
         if not len(tokens):
             return [int(rng.choice(len(target[0]), p=target[0]))]
         import torch
@@ -125,10 +126,10 @@ def _without_bonus(function: Callable[..., Any]) -> Verifier:
 
 
 def _with_coins(function: Callable[..., Any]) -> Verifier:
-    """A verifier for functions whose caller tosses the coins, and whose answer has named parts."""
+    """A verifier for functions that are given their random numbers, and return named parts."""
 
     def verify(tokens: Any, draft: Any, target: Any, rng: Any) -> Sequence[int]:
-        """The exercise's function, called with coins that were tossed here."""
+        """Call the exercise's function with coins tossed here."""
         coins = list(rng.random(len(tokens)))
         answer = function(list(draft), list(target), tokens.tolist(), coins)
         emitted: Sequence[int] = answer["accepted_tokens"]
@@ -151,7 +152,7 @@ def _with_tensors(function: Callable[..., Any]) -> Verifier:
     """A verifier for functions that take tensors instead of arrays."""
 
     def verify(tokens: Any, draft: Any, target: Any, rng: Any, *tree: Any) -> Sequence[int]:
-        """The function, called with tensors of the same numbers."""
+        """Call the function with tensors of the same numbers."""
         import torch
 
         answer: Sequence[int] = function(*map(torch.tensor, (tokens, draft, target)), rng, *tree)
@@ -161,13 +162,13 @@ def _with_tensors(function: Callable[..., Any]) -> Verifier:
 
 
 def _extended(function: Callable[..., Any]) -> Callable[[Model, Model, int, int], Any]:
-    """The exercise's loop over models that turn ids (L,) into rows (L, V)."""
+    """Adapts an exercise's loop whose models turn ids (L,) into rows (L, V)."""
 
     def extend(target: Model, draft: Model, count: int, length: int) -> Any:
-        """A call of the exercise's loop, without the prompt that it returns."""
+        """Call the loop, and remove the prompt from its result."""
 
         def rows_of(model: Model) -> Callable[[Any], Any]:
-            """A model as the exercise calls it."""
+            """A model in the form that the exercise expects."""
             return lambda ids: np.array([model(_after(ids, i)) for i in range(len(ids))])
 
         prompt = np.array([PROMPT])
@@ -177,18 +178,18 @@ def _extended(function: Callable[..., Any]) -> Callable[[Model, Model, int, int]
 
 
 def _decoded(subject: Callable[..., Any]) -> Callable[[Model, Model, int, int], Any]:
-    """The exercise's class over models that turn ids (1, L) into an object with logits (1, L,
-    V)."""
+    """Adapts an exercise's class whose models turn ids (1, L) into an object with logits
+    (1, L, V)."""
 
     def extend(target: Model, draft: Model, count: int, length: int) -> Any:
-        """A call of the exercise's class, without the prompt that it returns."""
+        """Run the class, and remove the prompt from its result."""
         import torch
 
         def logits_of(model: Model) -> Callable[..., Any]:
-            """A model as the exercise calls it."""
+            """A model in the form that the exercise expects."""
 
             def call(input_ids: Any, **how: Any) -> Any:
-                """Logits after every token of the text."""
+                """The logits after every token of the text."""
                 ids = input_ids[0].tolist()
                 rows = np.array([model(_after(ids, i)) for i in range(len(ids))])
                 return SimpleNamespace(logits=torch.log(torch.from_numpy(rows))[None])
@@ -203,7 +204,7 @@ def _decoded(subject: Callable[..., Any]) -> Callable[[Model, Model, int, int], 
 
 
 def _after(ids: Any, last: int) -> Prefix:
-    """The tokens up to a place, without the prompt."""
+    """The tokens up to index `last`, without the prompt."""
     return tuple(int(token) for token in ids[1 : last + 1])
 
 

@@ -1,4 +1,4 @@
-"""One round of somebody's code in a case: draw a draft, call the code, check its answer."""
+"""One round of a user's code in a case: draws a draft, calls the code, checks what it returns."""
 
 from __future__ import annotations
 
@@ -30,15 +30,15 @@ Drafted = tuple[Any, ...]
 
 @dataclass(frozen=True)
 class DrawnAs:
-    """A drawer of our own: the children of every node in one way, each with the law it came from.
+    """Our own drawer: draws the children of every node in one way, and reports each one's law.
 
-    It keeps nothing between calls, so a draft is drawn once for all that a verifier makes of it.
+    It has no state, so each draft is drawn once for all outcomes of the verifier.
     """
 
     how: Children
 
     def __call__(self, model: Model, shape: Shape, rng: Any) -> tuple[list[int], Any]:
-        """Draw the children of each node, and report the laws that they came from."""
+        """Draw the children of each node. Returns the tokens and the laws they were drawn from."""
         tree = as_tree(shape)
         tokens, laws = [0] * len(tree), np.zeros((len(tree), len(model(()))))
         for parent in range(-1, len(tree)):
@@ -58,11 +58,11 @@ draw_plainly = DrawnAs(Children.INDEPENDENT)
 
 
 class InvalidEmission(Exception):
-    """The code returned something that is not a list of emitted tokens."""
+    """The tested code returned something that is not a list of emitted tokens."""
 
 
 class Round(Protocol):
-    """Code that emits tokens after a prefix."""
+    """One round of tested code: draws a draft, and emits tokens after a prefix."""
 
     def drafted(self, case: Case, prefix: Prefix, shape: Shape, rng: Any) -> Drafted: ...
 
@@ -71,13 +71,13 @@ class Round(Protocol):
 
 @dataclass(frozen=True)
 class Verifying:
-    """A verifier, and how its drafts are drawn."""
+    """A verifier together with a drawer."""
 
     function: Verifier
     draw: Drawer
 
     def drafted(self, case: Case, prefix: Prefix, shape: Shape, rng: Any) -> Drafted:
-        """Draw a draft, and take the target's rows along it."""
+        """Draw a draft, and compute the target's rows along it."""
         answer = self.draw(lambda path: case.draft(prefix + path), shape, rng)
         tokens = tuple(int(token) for token in answer[0])
         if isinstance(shape, Tree):
@@ -90,7 +90,7 @@ class Verifying:
         return np.array(tokens, dtype=np.int64), reported, target, *more
 
     def emitted(self, case: Case, prefix: Prefix, drafted: Drafted, rng: Any) -> Prefix:
-        """Call the function, and refuse what is no emission."""
+        """Call the verifier; raises if its result is not a valid emission."""
         tokens = self.function(*drafted[:3], rng, *drafted[3:])
         height = drafted[3].height if len(drafted) > 3 else len(drafted[0])
         emitted = checked(tokens, case.vocab_size)
@@ -100,7 +100,7 @@ class Verifying:
 
 
 def checked(tokens: Any, vocab_size: int) -> Prefix:
-    """The emitted tokens, as ids of the vocabulary."""
+    """The emitted tokens as a tuple; raises if they are not ids of the vocabulary."""
     try:
         emitted = tuple(int(token) for token in tokens)
     except TypeError as error:

@@ -1,10 +1,11 @@
-"""The sampled test of somebody's code, for what cannot be listed: frequencies, with stated odds.
+"""The sampled test of a user's code whose outcomes cannot be listed; its error probabilities are
+bounded.
 
-Under losslessness the distance of n frequencies over m cells from their law exceeds
-sqrt((m log 2 + log 1/alpha) / 2n) with probability alpha at most (Weissman et al.); a bias larger
-than that by sqrt(log(1/beta) / 2n) stays below it with probability beta at most (Hoeffding, on the
-set of cells where the laws differ most).  Only texts that the target can emit are cells: a single
-other one is proof enough.
+For a lossless verifier, the distance of the frequencies of n texts over m cells from their law
+exceeds sqrt((m log 2 + log 1/alpha) / 2n) with probability at most alpha (Weissman et al.). A bias
+that is larger than this by sqrt(log(1/beta) / 2n) is missed with probability at most beta
+(Hoeffding, on the set of cells where the laws differ most). Only texts that the target can emit are
+cells: a single other text proves a fault.
 """
 
 from __future__ import annotations
@@ -37,9 +38,9 @@ TRIED = 50  # texts of each case by which the time is foreseen
 
 @dataclass(frozen=True)
 class Budget:
-    """A number of texts per case, the bias that it would catch, and the time it takes.
+    """A number of texts per case, the smallest bias that it detects, and the time it takes.
 
-    Foreseen from a few texts of every case, so that one can choose before the work begins.
+    Time is estimated from a few texts of every case, so that one can choose before the work begins.
     """
 
     samples: int
@@ -47,12 +48,12 @@ class Budget:
     detectable: float
 
     def __str__(self) -> str:
-        """The budget as a line: texts, seconds and bias."""
+        """One line with the number of texts, the bias and the time."""
         return f"{self.samples:,} catch {self.detectable:.2g} (about {_duration(self.seconds)})"
 
 
 def budgets(code: Round, cases: Sequence[Case], seed: int) -> list[Budget]:
-    """The bias that each number of texts would catch, and its time as foreseen from a few texts."""
+    """For several numbers of texts, the bias that each detects, and its estimated time."""
     rng = np.random.default_rng(seed)
     start = now()
     with kept_as_they_are(seed), suppress(InvalidEmission):
@@ -65,14 +66,14 @@ def budgets(code: Round, cases: Sequence[Case], seed: int) -> list[Budget]:
 
 
 def affordable(every: Sequence[Budget]) -> Budget:
-    """The largest number of texts that fits into `SECONDS`."""
+    """The largest budget that takes at most `SECONDS`."""
     some = [budget for budget in every[:-1] if budget.seconds <= SECONDS]
     return some[-1] if some else every[0]
 
 
 def limits(num_cells: int, samples: int) -> tuple[float, float]:
-    """The largest distance that chance explains, and the distance beyond it that a bias must
-    have."""
+    """The largest distance that chance explains, and by how much more a bias must exceed it to be
+    detected."""
     spread = num_cells * math.log(2) + math.log(1 / FALSE_ALARM)
     return math.sqrt(spread / (2 * samples)), math.sqrt(math.log(1 / MISS) / (2 * samples))
 
@@ -80,7 +81,8 @@ def limits(num_cells: int, samples: int) -> tuple[float, float]:
 def sampled_finding(
     code: Round, case: Case, samples: int, seed: int, turns: Iterable[int]
 ) -> Finding:
-    """Compare frequencies of texts with the target's joint law, with both error odds bounded."""
+    """Compare the frequencies of texts with the target's joint law, with both error probabilities
+    bounded."""
     rng = np.random.default_rng(seed)
     counts = np.zeros((case.vocab_size,) * case.length)
     note = ""
@@ -99,7 +101,7 @@ def sampled_finding(
 
 
 def _text(code: Round, case: Case, rng: np.random.Generator) -> Prefix:
-    """A text of the case's length, made by repeated rounds."""
+    """Generate a text of the case's length by repeated rounds."""
     prefix: Prefix = ()
     while len(prefix) < case.length:
         drafted = code.drafted(case, prefix, shape_of(case, prefix), rng)
@@ -114,5 +116,5 @@ def _num_cells(case: Case) -> int:
 
 
 def _duration(seconds: float) -> str:
-    """Seconds in words, no fewer than one."""
+    """A number of seconds in words, at least one second."""
     return f"{max(seconds, 1):.0f} s" if seconds < 90 else f"{seconds / 60:.0f} min"

@@ -1,10 +1,10 @@
-"""Follows every outcome of Torch code: tensors of random numbers hold unknown ones.
+"""Follows every outcome of Torch code: tensors of random numbers hold unknown numbers.
 
-A `TorchFunctionMode` sees every call of a Torch function.  What a source of randomness returns is
-marked: the tensor's cells stand for `Unknown` numbers or for picks that nobody has looked at yet.
-Marked tensors may be indexed, joined, compared, scaled, divided, logged and raced; all else that
-is done with them raises `CannotEnumerate`.  Each function runs for real as well, which checks its
-arguments and gives the result its shape.
+A `TorchFunctionMode` intercepts every call of a Torch function. A tensor returned by a source of
+randomness is marked: its cells stand for `Unknown` numbers, or for choices that have not been made
+yet. Marked tensors can be indexed, joined, compared, scaled, divided, logged and raced; any other
+use raises `CannotEnumerate`. Each function is also called for real, which checks its arguments and
+gives the shape of the result.
 """
 
 from __future__ import annotations
@@ -92,22 +92,22 @@ BITS = {torch.float64: 53, torch.float32: 24, torch.float16: 11, torch.bfloat16:
 
 
 class Pick:
-    """A choice among options that is made only when somebody looks at it."""
+    """A random choice among options that is made only when its result is needed."""
 
     def __init__(self, choose: Callable[[], int]) -> None:
-        """choose: called once, when somebody looks."""
+        """choose: makes the choice; called once, when the result is needed."""
         self._choose = choose
         self._place: int | None = None
 
     def place(self) -> int:
-        """The option that was chosen, which stays the same."""
+        """The index of the chosen option."""
         if self._place is None:
             self._place = self._choose()
         return self._place
 
 
 class FollowedTensors(TorchFunctionMode):  # type: ignore[misc]
-    """Follows Torch code under a `Chance`, for one path."""
+    """Follows Torch code along one path."""
 
     def __init__(self, chance: Chance) -> None:
         """chance: the path that is followed."""
@@ -120,8 +120,8 @@ class FollowedTensors(TorchFunctionMode):  # type: ignore[misc]
     ) -> Any:
         """Handle every call of a Torch function.
 
-        Sources of randomness are marked, what is done with marked tensors is followed cell by
-        cell, and everything else runs as it is.
+        Results of random sources are marked, operations on marked tensors are followed cell by
+        cell, and everything else runs unchanged.
         """
         how = kwargs or {}
         name = func.__name__
@@ -138,7 +138,7 @@ class FollowedTensors(TorchFunctionMode):  # type: ignore[misc]
     # --- where numbers come from ---------------------------------------------------------------
 
     def _sourced(self, source: Callable[..., Cells], func: Any, args: Any, how: Any) -> Any:
-        """Run a source of randomness, and mark the tensor that it returns.
+        """Call a source of randomness, and mark the tensor that it returns.
 
         source: makes the cells that stand for its numbers.
         """
@@ -153,7 +153,7 @@ class FollowedTensors(TorchFunctionMode):  # type: ignore[misc]
         return self._mark(real, source(real, *args, **how))
 
     def _from_rand(self, real: torch.Tensor, *args: Any, **how: Any) -> Cells:
-        """Unknown uniform numbers."""
+        """Cells for `rand`: unknown uniform numbers."""
         return _made(real.shape, lambda: Unknown(self.chance))
 
     _from_rand_like = _from_rand
@@ -161,18 +161,18 @@ class FollowedTensors(TorchFunctionMode):  # type: ignore[misc]
     def _from_uniform(
         self, real: torch.Tensor, _: Any, start: float = 0.0, end: float = 1.0, **how: Any
     ) -> Cells:
-        """Unknown uniform numbers between two bounds."""
+        """Cells for `uniform_`: unknown uniform numbers between two bounds."""
         low, high = how.get("from", start), how.get("to", end)
         return _made(real.shape, lambda: Unknown(self.chance) * (high - low) + low)
 
     def _from_exponential(
         self, real: torch.Tensor, _: Any, lambd: float = 1.0, **how: Any
     ) -> Cells:
-        """Unknown arrival times."""
+        """Cells for `exponential_`: unknown exponential numbers."""
         return _made(real.shape, lambda: Unknown.arrival(self.chance) / lambd)
 
     def _from_bernoulli(self, real: torch.Tensor, odds: Any, p: Any = None, **how: Any) -> Cells:
-        """Coins that nobody has looked at."""
+        """Cells for `bernoulli`: coins that are tossed when they are needed."""
         chances = odds if p is None else torch.as_tensor(p).expand(real.shape)
         self._note_precision((chances,))
         listed = chances.detach().double().flatten().tolist()
@@ -186,10 +186,10 @@ class FollowedTensors(TorchFunctionMode):  # type: ignore[misc]
         replacement: bool = False,
         **how: Any,
     ) -> Cells:
-        """Tokens by their weights.
+        """Cells for `multinomial`: tokens drawn by weight.
 
-        A single one per row is picked when somebody looks; several from one row depend on each
-        other and are picked at once.
+        A single token per row is drawn when it is needed. Several tokens of one row depend on each
+        other and are drawn at once.
         """
         self._note_precision((weights,))
         rows = weights.detach().double().reshape(-1, weights.shape[-1]).tolist()
@@ -201,7 +201,7 @@ class FollowedTensors(TorchFunctionMode):  # type: ignore[misc]
     def _from_randint(
         self, real: torch.Tensor, low: int, high: Any, *args: Any, **how: Any
     ) -> Cells:
-        """Whole numbers, each as likely as the others."""
+        """Cells for `randint`: whole numbers, all equally likely."""
         start, stop = (low, high) if isinstance(high, int) else (0, low)
         if stop - start > MANY:
             raise CannotEnumerate(f"{stop - start:,} integers to choose from")
@@ -211,7 +211,7 @@ class FollowedTensors(TorchFunctionMode):  # type: ignore[misc]
         return self._picks(real.shape, [weights] * real.numel())
 
     def _picks(self, shape: Any, rows: list[list[float]]) -> Cells:
-        """One pick by each row of weights."""
+        """One `Pick` for each row of weights."""
         cells = np.empty(len(rows), dtype=object)
         cells[:] = [Pick(partial(self.chance.pick, row)) for row in rows]
         return cells.reshape(shape)
@@ -219,7 +219,7 @@ class FollowedTensors(TorchFunctionMode):  # type: ignore[misc]
     # --- what is done with them ----------------------------------------------------------------
 
     def _handled(self, func: Any, name: str, in_place: bool, args: Any, how: dict[str, Any]) -> Any:
-        """Handle a function some of whose tensors are marked."""
+        """Handle a function with marked tensors among its arguments."""
         if name in READING:
             return self._read(func, name, args[0])
         if name == "iter":
@@ -249,7 +249,7 @@ class FollowedTensors(TorchFunctionMode):  # type: ignore[misc]
         raise CannotEnumerate(f"torch.{func.__name__} of random numbers")
 
     def _read(self, func: Any, name: str, tensor: torch.Tensor) -> Any:
-        """The known numbers of a tensor, for Python or NumPy."""
+        """The numbers of a tensor, for Python or NumPy; choices are made now."""
         cells = self._cells(tensor)
         if all(isinstance(cell, Pick) for cell in cells.flat):
             (tensor,) = self._resolved((tensor,))
@@ -264,11 +264,12 @@ class FollowedTensors(TorchFunctionMode):  # type: ignore[misc]
         return value if name == "item" else {"bool": bool, "float": float}.get(name, int)(value)
 
     def _moved(self, func: Any, joins: bool, args: Any, how: dict[str, Any]) -> Any:
-        """Apply a function to the numbers of the cells, and find where each cell goes."""
+        """Apply a function that only moves entries, to the numbers of the cells, to see where each
+        cell goes."""
         pool: list[Any] = []
 
         def numbered(tensor: torch.Tensor) -> torch.Tensor:
-            """The tensor's places as numbers, by which they are found again."""
+            """A tensor that holds, at each place, the number of its cell."""
             cells = self._cells(tensor)
             pool.extend(cells.flat)
             first = len(pool) - cells.size
@@ -286,7 +287,7 @@ class FollowedTensors(TorchFunctionMode):  # type: ignore[misc]
         return tuple(self._mark(one, _at(every, place)) for one, place in moved)
 
     def _computed(self, func: Any, name: str, args: Any, in_place: bool) -> Any:
-        """Apply a function number by number."""
+        """Apply a function entry by entry."""
         operands = [
             self._cells(one) if isinstance(one, (torch.Tensor, Unknown)) else one
             for one in self._looked(args)
@@ -302,7 +303,7 @@ class FollowedTensors(TorchFunctionMode):  # type: ignore[misc]
         return self._mark(target if in_place else real, cells)
 
     def _raced(self, func: Any, name: str, args: Any, how: dict[str, Any]) -> Any:
-        """The result of argmax or argmin: which of independent numbers arrives first."""
+        """The result of argmax or argmin over independent random numbers, decided as a race."""
         cells = self._cells(args[0])
         dim = how.get("dim", args[1] if len(args) > 1 else None)
         rows = cells.reshape(1, -1) if dim is None else np.moveaxis(cells, dim, -1)
@@ -315,7 +316,7 @@ class FollowedTensors(TorchFunctionMode):  # type: ignore[misc]
     # --- marks ---------------------------------------------------------------------------------
 
     def _mark(self, tensor: torch.Tensor, cells: Cells) -> torch.Tensor:
-        """Mark a tensor with its cells."""
+        """Mark a tensor with its cells; if all are known, it stays unmarked."""
         self._marked.pop(id(tensor), None)
         if any(isinstance(cell, (Unknown, Pick)) for cell in cells.flat):
             self._marked[id(tensor)] = tensor, cells
@@ -325,7 +326,7 @@ class FollowedTensors(TorchFunctionMode):  # type: ignore[misc]
         return tensor
 
     def _touches(self, given: Iterable[Any]) -> bool:
-        """Whether there is anything marked among arguments, or in lists of them."""
+        """Whether any argument, or any item in lists of arguments, is marked."""
         for one in given:
             if isinstance(one, (list, tuple)):
                 if self._touches(one):
@@ -339,7 +340,7 @@ class FollowedTensors(TorchFunctionMode):  # type: ignore[misc]
         return isinstance(one, Unknown) or id(one) in self._marked
 
     def _cells(self, tensor: Any) -> Cells:
-        """The entries of a tensor, (shape), as objects."""
+        """The entries of a tensor as an array of objects in its shape."""
         if isinstance(tensor, Unknown):
             cell = np.empty((), dtype=object)
             cell[()] = tensor
@@ -351,7 +352,7 @@ class FollowedTensors(TorchFunctionMode):  # type: ignore[misc]
         return np.array(tensor.detach().cpu().tolist(), dtype=object)
 
     def _resolved(self, given: Any) -> Any:
-        """The arguments, with the results of picks written into their tensors."""
+        """The arguments, with all choices in their tensors made and written in."""
         for one in _leaves(given):
             if not self._is_marked(one):
                 continue
@@ -366,7 +367,7 @@ class FollowedTensors(TorchFunctionMode):  # type: ignore[misc]
         return given
 
     def _looked(self, args: Any) -> list[Any]:
-        """The operands, with every `Pick` in them replaced by the number it chooses."""
+        """The operands, with every `Pick` in them made."""
         for one in args:
             if id(one) in self._marked:
                 cells = self._cells(one)
@@ -375,18 +376,18 @@ class FollowedTensors(TorchFunctionMode):  # type: ignore[misc]
         return list(args)
 
     def _placeholders(self, args: Any) -> list[Any]:
-        """Arguments for the real function, which cannot handle unknown numbers."""
+        """The arguments with 0.5 in place of unknown numbers, for the real function."""
         return [0.5 if isinstance(one, Unknown) else one for one in args]
 
     def _note_precision(self, given: Any) -> None:
-        """Remember the format of tensors that random numbers meet."""
+        """Record the number formats of tensors that are used with random numbers."""
         for one in given:
             if isinstance(one, torch.Tensor) and one.numel() > 1 and one.dtype in BITS:
                 self.chance.precision.met_tensor(BITS[one.dtype])
 
 
 def _made(shape: Any, make: Callable[[], Any]) -> Cells:
-    """New cells in this shape."""
+    """An array of this shape with a new cell at each place."""
     cells = np.empty(math.prod(shape), dtype=object)
     cells[:] = [make() for _ in range(cells.size)]
     return cells.reshape(tuple(shape))
@@ -399,12 +400,12 @@ def _at(every: Cells, places: torch.Tensor) -> Cells:
 
 
 def _looked_at(cell: Any) -> Any:
-    """The number in a cell; a pick is made now."""
+    """The number in a cell; if it is a pick, the choice is made now."""
     return cell.place() if isinstance(cell, Pick) else cell
 
 
 def _leaves(given: Any) -> Iterable[Any]:
-    """Everything in nested lists, tuples and dicts of arguments."""
+    """All values in nested lists, tuples and dictionaries."""
     if isinstance(given, (list, tuple)):
         for one in given:
             yield from _leaves(one)

@@ -1,9 +1,9 @@
-"""A random number of which only comparisons and races are known, in place of one that was drawn.
+"""Stands for a random number whose value is never drawn, only compared and raced.
 
-`Unknown` is f(u) for an unknown u in [low, high) and a monotone f.  A comparison splits the
-interval with the exact chances.  Exponential and Gumbel numbers are such f(u) too, and an argmax
-or argmin over independent ones of them is a race: option i wins with chance rate_i / sum of rates.
-Anything else that code does with a random number raises `CannotEnumerate`.
+`Unknown` is f(u) for an unknown u in [low, high) and a monotone f. A comparison splits the interval
+with the exact probabilities. Exponential and Gumbel numbers are of this form too, and an argmax or
+argmin over independent ones is a race: option i wins with probability rate_i / sum of rates. Any
+other use of the number raises `CannotEnumerate`.
 """
 
 from __future__ import annotations
@@ -57,16 +57,17 @@ NEVER |= {"minus log time": -math.inf, "speed": 0.0}
 
 @dataclass(frozen=True)
 class Form:
-    """A number as a function of a uniform U, or of an arrival time T ~ Exp(rate).
+    """A random number as a function of a uniform U, or of an exponential arrival time T ~
+    Exp(rate).
 
-    kind: "uniform" U, "time" T, "log time", "speed" 1 / T, and "minus ..." of those.
+    kind: "uniform" U, "time" T, "log time", "speed" 1 / T, and "minus ..." of these.
     """
 
     kind: str
     rate: float = 1.0
 
     def times(self, factor: float) -> Form | None:
-        """The form of the number times a factor; None where that has none."""
+        """The form of the number times a factor; None if it is not one of these kinds."""
         if factor < 0 and self.kind != "speed":  # a negative speed loses to every positive one
             turned = OPPOSITE.get(self.kind)
             return Form(turned, self.rate).times(-factor) if turned else None
@@ -78,7 +79,7 @@ class Form:
         return Form(self.kind, self.rate * factor ** powers[self.kind])
 
     def plus(self, shift: float) -> Form | None:
-        """The form of the number plus a shift; None where that has none."""
+        """The form of the number plus a shift; None if it is not one of these kinds."""
         if shift == 0:
             return self
         if self.kind == "minus uniform" and shift == 1:
@@ -89,19 +90,20 @@ class Form:
         return Form(self.kind, self.rate * math.exp(signs[self.kind] * shift))
 
     def inverted(self) -> Form | None:
-        """The form of 1 / the number; None where that has none."""
+        """The form of 1 / the number; None if it is not one of these kinds."""
         other = {"time": "speed", "speed": "time"}.get(self.kind)
         return Form(other, self.rate) if other else None
 
     def log(self) -> Form | None:
-        """The form of the number's logarithm; None where that has none."""
+        """The form of the number's logarithm; None if it is not one of these kinds."""
         logs = {"uniform": "minus time", "time": "log time", "speed": "minus log time"}
         kind = logs.get(self.kind) if self.rate > 0 else None
         return Form(kind, self.rate) if kind else None
 
 
 class Unknown:
-    """f(u) for an unknown u in [low, high) and an increasing or decreasing f, known by inverse."""
+    """The number f(u), for an unknown u in [low, high) and a monotone f that is given by its
+    inverse."""
 
     def __init__(
         self,
@@ -111,8 +113,9 @@ class Unknown:
         rising: bool = True,
         form: Form | None = None,
     ) -> None:
-        """interval: where u is known to lie, which numbers made of one u share.  inverse: from f(u)
-        to u.  form: what f is, if the number may race.
+        """interval: where u is known to lie, shared by all numbers made from the same u.
+        inverse: from f(u) to u.
+        form: what f is, if the number can take part in races.
         """
         self.chance = chance
         self.interval = [0.0, 1.0] if interval is None else interval
@@ -122,11 +125,11 @@ class Unknown:
 
     @classmethod
     def arrival(cls, chance: Chance) -> Unknown:
-        """An exponential number of mean 1."""
+        """An exponential number with mean 1."""
         return cls(chance, None, lambda time: -math.expm1(-max(time, 0.0)), True, Form("time"))
 
     def _below(self, value: Any) -> bool:
-        """Whether the number is below a value; if either is possible, one outcome is chosen, and
+        """Whether the number is below a value. If both are possible, one outcome is followed, and
         the interval shrinks to it."""
         low, high = self._span()
         bar = float(value)
@@ -140,7 +143,7 @@ class Unknown:
         return left if self.rising else not left
 
     def _span(self) -> tuple[float, float]:
-        """The interval in which u lies; a number that has raced has none any more."""
+        """The interval in which u lies; raises for a number that was already in a race."""
         if not self.interval:
             raise CannotEnumerate("a number that has been in a race already")
         low, high = self.interval
@@ -149,7 +152,7 @@ class Unknown:
     def _changed(
         self, undo: Callable[[float], float], rising: bool, form: Form | None = None
     ) -> Unknown:
-        """Another function of the same u; undo: from its value to this number's."""
+        """Another function of the same u. undo: converts its value back to this number's value."""
         before = self.inverse
         return Unknown(
             self.chance,
@@ -160,31 +163,31 @@ class Unknown:
         )
 
     def __lt__(self, value: Any) -> Any:
-        """Compare with one number; an array is compared with each of its own."""
+        """Compare with a number; for an array, NumPy compares each of its entries."""
         return NotImplemented if _is_array(value) else self._is_below(value)
 
     def __le__(self, value: Any) -> Any:
-        """Equal numbers have no chance, so this is as likely as the strict comparison."""
+        """Like `<`, because equality has probability 0."""
         return NotImplemented if _is_array(value) else self._is_below(value)
 
     def __gt__(self, value: Any) -> Any:
-        """Compare with one number; an array is compared with each of its own."""
+        """Compare with a number; for an array, NumPy compares each of its entries."""
         return NotImplemented if _is_array(value) else self._is_above(value)
 
     def __ge__(self, value: Any) -> Any:
-        """Equal numbers have no chance, so this is as likely as the strict comparison."""
+        """Like `>`, because equality has probability 0."""
         return NotImplemented if _is_array(value) else self._is_above(value)
 
     def _is_below(self, value: Any) -> bool:
-        """Whether the number is below a value; nothing is below NaN."""
+        """Whether the number is below a value; False for NaN."""
         return not math.isnan(float(value)) and self._below(value)
 
     def _is_above(self, value: Any) -> bool:
-        """Whether the number is above a value; nothing is above NaN."""
+        """Whether the number is above a value; False for NaN."""
         return not math.isnan(float(value)) and not self._below(value)
 
     def __mul__(self, factor: Any) -> Any:
-        """Scale the number; 0 times it is known."""
+        """The number times a factor; a factor of 0 gives a known 0."""
         if _is_array(factor):
             return NotImplemented
         scale = float(factor)
@@ -198,7 +201,7 @@ class Unknown:
     __rmul__ = __mul__
 
     def __truediv__(self, factor: Any) -> Any:
-        """Divide the number; over 0 it is infinite."""
+        """The number divided by another one; division by 0 gives infinity."""
         if _is_array(factor):
             return NotImplemented
         divisor = float(factor)
@@ -207,7 +210,7 @@ class Unknown:
         return self * (1 / divisor)
 
     def __rtruediv__(self, number: Any) -> Any:
-        """Divide by the number, if it cannot be negative."""
+        """Another number divided by this one, if this one cannot be negative."""
         if _is_array(number):
             return NotImplemented
         dividend = float(number)
@@ -218,18 +221,18 @@ class Unknown:
         form = self.form and self.form.inverted()
 
         def undo(value: float) -> float:
-            """From the quotient back to the divisor."""
+            """Convert the quotient back to the divisor."""
             quotient = value / dividend
             return 1 / quotient if quotient > 0 else math.inf
 
         return self._changed(undo, dividend < 0, form and form.times(dividend))
 
     def _is_positive(self) -> bool:
-        """Whether the number is above 0 for sure."""
+        """Whether the number is certainly above 0."""
         return self.form is not None and self.form.kind in ("uniform", "time", "speed")
 
     def __add__(self, other: Any) -> Any:
-        """Shift the number; with infinity the sum is known."""
+        """The number plus another one; adding infinity gives a known sum."""
         if _is_array(other):
             return NotImplemented
         shift = float(other)
@@ -240,19 +243,19 @@ class Unknown:
     __radd__ = __add__
 
     def __sub__(self, other: Any) -> Any:
-        """Shift the number the other way."""
+        """The number minus another one."""
         return self + -other
 
     def __rsub__(self, other: Any) -> Any:
-        """Turn the number around, and shift it."""
+        """Another number minus this one."""
         return self * -1 + other
 
     def __neg__(self) -> Any:
-        """Turn the number around."""
+        """Minus the number."""
         return self * -1
 
     def __array_ufunc__(self, ufunc: Any, method: str, *inputs: Any, **options: Any) -> Any:
-        """Let NumPy scalars and np.log use the operators here."""
+        """Make NumPy scalars and np.log use the operators of this class."""
         if ufunc is np.log:
             return self.log()
         if ufunc is np.log1p:
@@ -264,63 +267,63 @@ class Unknown:
         return OPERATORS[ufunc](*(x if isinstance(x, Unknown) else float(x) for x in inputs))
 
     def __array_function__(self, function: Any, kinds: Any, given: Any, options: Any) -> Any:
-        """Let `np.searchsorted` compare the number with one sorted number after the other."""
+        """Make `np.searchsorted` compare the number with the sorted numbers one by one."""
         if function is not np.searchsorted:
             return function._implementation(*given, **options)
         return _place(*given, **options)
 
     @classmethod
     def __torch_function__(cls, func: Any, kinds: Any, given: Any = (), options: Any = None) -> Any:
-        """Let tensors use the mode that follows Torch, where there is one."""
+        """Raise; only the mode that follows Torch code can combine unknown numbers with tensors."""
         raise CannotEnumerate(f"torch.{func.__name__}")
 
     def log(self) -> Unknown:
-        """The number's logarithm, which may still take part in a race."""
+        """The number's logarithm, which can still take part in a race."""
         form = self.form and self.form.log()
         return self._changed(lambda value: math.exp(min(value, 700.0)), True, form)
 
     def log1p(self) -> Any:
-        """The logarithm of the number and 1."""
+        """The logarithm of 1 plus the number."""
         return (self + 1).log()
 
     def item(self) -> Unknown:
-        """The number itself, as NumPy scalars return theirs."""
+        """The number itself, like `item` of a NumPy scalar."""
         return self
 
     def __float__(self) -> float:
-        """Refuse to tell the number, which cannot be followed."""
+        """Raise: the value is unknown, so it cannot be followed."""
         raise CannotEnumerate("the value of a random number")
 
     __int__ = __index__ = __float__
 
     def __bool__(self) -> bool:
-        """Refuse to tell whether the number is 0, which cannot be followed."""
+        """Raise: whether the number is 0 cannot be followed."""
         raise CannotEnumerate("the truth of a random number")
 
     def __eq__(self, other: object) -> bool:
-        """Refuse to tell whether two numbers are equal, which cannot be followed."""
+        """Raise: equality with a random number cannot be followed."""
         raise CannotEnumerate("equality with a random number")
 
     __hash__ = object.__hash__
 
 
 class Numbers(np.ndarray[Any, Any]):
-    """An array of unknown numbers, whose largest or smallest can be found."""
+    """An array of unknown numbers that supports argmax and argmin."""
 
     def argmax(  # type: ignore[override]
         self, axis: Any = None, out: None = None, *, keepdims: bool = False
     ) -> Any:
-        """The place of the largest number, found by a race that is followed."""
+        """The index of the largest number, decided as a race."""
         return self._winners("argmax", axis, keepdims)
 
     def argmin(  # type: ignore[override]
         self, axis: Any = None, out: None = None, *, keepdims: bool = False
     ) -> Any:
-        """The place of the smallest number, found by a race that is followed."""
+        """The index of the smallest number, decided as a race."""
         return self._winners("argmin", axis, keepdims)
 
     def _winners(self, end: str, axis: Any, keepdims: bool) -> Any:
-        """Race along an axis, or all against all."""
+        """Race the numbers along an axis, or all of them."""
         if self.dtype != object:
             plain = np.asarray(self)
             return getattr(plain, end)(axis=axis, keepdims=keepdims)
@@ -336,7 +339,7 @@ class Numbers(np.ndarray[Any, Any]):
 
 
 def numbers(shape: Any, make: Callable[[], Any]) -> Numbers:
-    """An array of this shape with a new number at each place."""
+    """An array of this shape with a new unknown number at each place."""
     made = np.empty(shape, dtype=object)
     for place in np.ndindex(made.shape):
         made[place] = make()
@@ -344,10 +347,10 @@ def numbers(shape: Any, make: Callable[[], Any]) -> Numbers:
 
 
 def race(options: Sequence[Any], end: str) -> int:
-    """The place of the largest ("argmax") or smallest ("argmin") of independent numbers.
+    """The index of the largest ("argmax") or smallest ("argmin") of independent numbers.
 
-    Options that can never win (0 / noise, log 0 + noise) are known numbers.  If there is nothing
-    else, the first of them wins, as in a library.
+    Options that can never win (0 / noise, log 0 + noise) are known numbers. If there are only such
+    options, the first best one wins, as in NumPy.
     """
     runners = [option for option in options if isinstance(option, Unknown)]
     if not runners:
@@ -377,12 +380,12 @@ def race(options: Sequence[Any], end: str) -> int:
 
 
 def _is_array(value: Any) -> bool:
-    """Whether a value holds several numbers, which are then compared one by one."""
+    """Whether a value is an array, whose entries are then compared one by one."""
     return bool(getattr(value, "ndim", 0))
 
 
 def _boxed(value: Any) -> Any:
-    """Numbers, or one unknown number, as an array of objects."""
+    """A value, which may be an unknown number, as an array of objects."""
     if not isinstance(value, Unknown):
         return np.asarray(value).astype(object)
     box = np.empty((), dtype=object)
@@ -391,7 +394,7 @@ def _boxed(value: Any) -> Any:
 
 
 def _place(a: Any, v: Any, side: str = "left", sorter: None = None) -> int:
-    """`np.searchsorted` of an unknown number."""
+    """`np.searchsorted` for an unknown number: its index among sorted numbers."""
     if sorter is not None or not isinstance(v, Unknown):
         raise CannotEnumerate("searchsorted with a sorter, or among random numbers")
     is_before = operator.le if side == "left" else operator.lt

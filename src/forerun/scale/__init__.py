@@ -1,4 +1,4 @@
-"""Past one machine: replicas on Ray, batch jobs, tensor parallel.
+"""Several machines: replicas on Ray, batch jobs, sweeps and training on a cluster.
 
 Nothing is imported here; `forerun.scale.ray` needs the extra `ray` when it is used.
 """

@@ -1,10 +1,10 @@
-"""Whether a request is to blame for the replicas that died around it.
+"""Decides whether a request makes replicas die, and should not be sent to another one.
 
-A replica that died cannot be asked who killed it, and no other is emptied to find out.  What can be
-told is how often others lose theirs.  A request is blamed if replicas that had given it no token
-died as often as would be a chance of one in a thousand, at the rate at which other answers were
-lost in the same time.  Before it is sent again it stays away for a while, longer each time: if it
-kills, others live meanwhile, and if somebody else kills, they do not.
+A replica that died cannot say which request was the cause, and replicas are not emptied to find
+out. But the rate at which other answers lose their replicas is known. A request is blamed if the
+replicas that had it, and gave it no token, died more often than would happen by chance once in a
+thousand at that rate. Before it is sent again it waits, longer each time: if it was the cause,
+others survive meanwhile; if another request was, they do not.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ LONGEST_PAUSE = 30.0
 
 @dataclass
 class Loss(Death):
-    """The end of a replica, as seen by one answer that ran there."""
+    """The loss of a replica, as seen by one answer that ran there."""
 
     seconds: float = 0.0  # that the answer was there
     others: tuple[int, float] = (0, 0.0)  # answers that had been lost when it came, and seconds
@@ -53,8 +53,8 @@ class Blame(Trial):
         return Loss(is_explained=engine.has_given, seconds=engine.seconds, others=engine.known)
 
     def blames(self, deaths: Sequence[Death]) -> bool:
-        """Whether replicas died around a request more often than chance explains, by a Poisson test
-        at the rate of all other losses."""
+        """Whether a request's replicas died more often than chance explains, by a Poisson test at
+        the rate of all other losses."""
         losses = [death for death in unexplained(deaths) if isinstance(death, Loss)]
         if len(losses) < LEAST_DEATHS:
             return False
@@ -72,6 +72,6 @@ class Blame(Trial):
 
 
 def chance_of(count: int, expected: float) -> float:
-    """The chance of at least `count` events where `expected` are expected (Poisson)."""
+    """The probability of at least `count` events if `expected` are expected (Poisson)."""
     below = sum(math.exp(-expected) * expected**k / math.factorial(k) for k in range(count))
     return 1 - below

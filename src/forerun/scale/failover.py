@@ -1,11 +1,12 @@
-"""Exact failover: an answer whose replica dies goes on in another one, with the same text.
+"""Exact failover: an answer whose replica dies continues in another one, with the same text.
 
-The ingress keeps the tokens that have arrived.  The text is a function of prompt, options, seed and
-the tokens so far, so work that is sent again with them goes on as if nothing had happened: nothing
-is lost, because what did not arrive is written again, and nothing comes twice, because a replica
-begins after what did.  A replica that says nothing for a while is as good as dead, and a deadline
-holds whatever a replica does.  To the desk a replica is an engine that may fail: what it does for
-an engine of its own, `serve/admission/client_request.py`, it does for one elsewhere.
+The ingress keeps the tokens that have arrived. A text is a function of prompt, options, seed and
+the tokens so far, so another replica given all of these continues exactly as the first one would
+have. Nothing is lost, because tokens that did not arrive are generated again, and nothing is
+repeated, because the new replica starts after those that did. A replica that is silent for some
+time counts as dead, and a deadline holds whatever a replica does. For the desk a replica is an
+engine that may fail, handled like an engine in its own process
+(`serve/admission/client_request.py`).
 """
 
 from __future__ import annotations
@@ -29,18 +30,18 @@ GRACE = 1.0
 
 
 class Replicas(Protocol):
-    """Carries work to a replica, and its messages back."""
+    """Sends work to replicas and receives their messages."""
 
     def answer(self, work: Work) -> AsyncIterator[Message | Refusal | Beat]:
         """The messages of one answer, from any replica; closing the iterator ends the answer.
 
-        Raises `ReplicaLostError` where the replica is gone before its `Ending` has arrived.
+        Raises `ReplicaLostError` if the replica is lost before its `Ending` has arrived.
         """
         ...
 
 
 class RemoteEngine:
-    """A replica as an engine for one answer."""
+    """One answer's engine, which is a replica elsewhere."""
 
     def __init__(self, start: Callable[..., RemoteAnswer]) -> None:
         self._start = start
@@ -52,7 +53,7 @@ class RemoteEngine:
 
     @property
     def seconds(self) -> float:
-        """The seconds that the answer has been in the replica."""
+        """For how many seconds the answer has been in the replica."""
         return 0.0 if self._entered is None else (self._left or now()) - self._entered
 
     def enter(self) -> None:
@@ -66,7 +67,7 @@ class RemoteEngine:
 
 
 class RemoteAnswer(AsyncIterator[Piece]):
-    """An answer that a replica writes; the counterpart of `Answer` for an engine in this
+    """An answer that a replica generates; the counterpart of `Answer` for an engine in this
     process."""
 
     def __init__(
@@ -124,15 +125,15 @@ class RemoteAnswer(AsyncIterator[Piece]):
         return self._cut("aborted")
 
     def _ring(self) -> None:
-        """End the answer at its deadline; a replica that is writing it has a moment to do so
-        itself."""
+        """Called at the deadline: end the answer. A replica that is working on it gets a moment to
+        end it itself."""
         if self.has_entered:
             self._alarm = self._loop.call_later(GRACE, self._cut, "deadline")
         else:
             self._cut("deadline")
 
     def _check_silence(self) -> None:
-        """Treat a replica that has hung as lost, so that nobody waits for it."""
+        """Treat the replica as lost if it has been silent for too long."""
         left = self._heard + PATIENCE - self._loop.time()
         if left > 0:
             self._watch = self._loop.call_later(left, self._check_silence)
@@ -141,7 +142,7 @@ class RemoteAnswer(AsyncIterator[Piece]):
             self._reading.cancel()
 
     async def _read(self) -> None:
-        """Take messages until the answer ends.  Whatever is raised on the way counts as a lost
+        """Take messages until the answer ends. Any exception on the way counts as the loss of the
         replica."""
         try:
             async for message in self._messages:
@@ -162,8 +163,8 @@ class RemoteAnswer(AsyncIterator[Piece]):
                 await close()
 
     def _take(self, message: Message | Refusal) -> None:
-        """Add a message's pieces and counts.  One that came twice is skipped; one that is missing
-        means that the answer has to go on elsewhere."""
+        """Add a message's pieces and counts. A repeated message is skipped; after a missing one the
+        answer must continue in another replica."""
         if isinstance(message, Refusal):
             self._refuse(message)
             return
@@ -189,8 +190,7 @@ class RemoteAnswer(AsyncIterator[Piece]):
             self._conclude(message)
 
     def _conclude(self, ending: Ending) -> None:
-        """End the answer with the last message, as a generation or as the error of the request
-        itself."""
+        """End the answer with its last message, as a generation or with the request's own error."""
         reason = ending.pieces[-1].finish_reason
         assert reason is not None
         self.stats.notes, self.stats.compared = list(ending.notes), ending.compared
@@ -202,8 +202,7 @@ class RemoteAnswer(AsyncIterator[Piece]):
             self._finish(GenerationError(ending.error, answer))
 
     def _refuse(self, refusal: Refusal) -> None:
-        """Refuse the request where no replica could honour it; otherwise count the replica as
-        lost."""
+        """End the request if no replica could serve it; otherwise count this replica as lost."""
         if refusal.status < 409:
             self._finish(ApiError(refusal.reason, param=refusal.param))
             return
@@ -212,7 +211,7 @@ class RemoteAnswer(AsyncIterator[Piece]):
 
     def _lose(self, error: Exception) -> None:
         """End the answer with a `GenerationError` that carries what has arrived, and mark the
-        engine dead."""
+        engine as failed."""
         LOG.warning(
             "A replica was lost; an answer goes on after %d tokens.",
             len(self.tokens),
@@ -225,8 +224,8 @@ class RemoteAnswer(AsyncIterator[Piece]):
         self._finish(failure)
 
     def _cut(self, reason: str) -> bool:
-        """End the answer here; its last piece releases the text that is held back, like an
-        engine's."""
+        """End the answer here. Its last piece releases text that was held back, as an engine's
+        would."""
         if self._end.done():
             return False
         text = self._text_so_far()
@@ -238,7 +237,7 @@ class RemoteAnswer(AsyncIterator[Piece]):
         return True
 
     def _text_so_far(self) -> TextStream:
-        """The text as a replica would have it, of which all certain parts have been shown."""
+        """The text of the tokens so far, in the state in which the replica would have it."""
         options = self.work.options
         text = TextStream(self._tokenizer, options.stop, options.sampling.min_tokens)
         for token in self.tokens:
@@ -247,7 +246,7 @@ class RemoteAnswer(AsyncIterator[Piece]):
         return text
 
     def _finish(self, outcome: Generation | Exception) -> None:
-        """Set the outcome, once, and stop the timers."""
+        """Set the result or the exception, once, and stop the timers."""
         self._engine.leave()
         if isinstance(outcome, Generation):
             self._end.set_result(outcome)
@@ -268,7 +267,7 @@ class RemoteAnswer(AsyncIterator[Piece]):
         return self.work.options.sampling.seed or 0
 
     def _generation(self, reason: str, text: str | None, seed: int) -> Generation:
-        """The answer, as far as its messages have arrived."""
+        """The answer as far as its messages have arrived."""
         return Generation(
             prompt_tokens=list(self.work.prompt),
             tokens=self.tokens,

@@ -1,4 +1,4 @@
-"""The server without a model: OpenAI's routes over a fleet of replicas."""
+"""The ingress: a server with OpenAI's routes and no model, in front of a fleet of replicas."""
 
 from __future__ import annotations
 
@@ -36,11 +36,11 @@ AVOIDED = 60.0
 
 
 class Conversations:
-    """Remembers which replica stores the beginning of a prompt.
+    """Remembers which replica stores the beginning of a conversation.
 
-    The next turn of a conversation begins with the last prompt and the answer to it.  So answers
-    are remembered, by digests of the text from its first token to places inside the answer.  A
-    prompt that goes past such a place belongs to the conversation; one that only has the same
+    The next turn of a conversation begins with the last prompt and its answer. So answers are
+    remembered, by digests of the text from its start to points inside the answer. A prompt that
+    contains the text up to such a point belongs to the conversation. A prompt that shares only the
     system prompt does not, and may go anywhere.
     """
 
@@ -49,7 +49,7 @@ class Conversations:
         self._replicas: OrderedDict[bytes, str] = OrderedDict()  # by the digest of a beginning
 
     def find(self, owner: str, prompt: Sequence[int]) -> str:
-        """The replica that wrote the longest known beginning of a prompt, or ""."""
+        """The replica that generated the longest known beginning of a prompt, or ""."""
         replica = ""
         for _, digest in _digests(owner, prompt):
             if digest in self._replicas:
@@ -58,7 +58,7 @@ class Conversations:
         return replica
 
     def note(self, owner: str, prompt: Sequence[int], answer: Sequence[int], replica: str) -> None:
-        """Remember the replica that wrote an answer, or the end of one."""
+        """Remember which replica generated an answer, or its last part."""
         for end, digest in _digests(owner, [*prompt, *answer]):
             if end > len(prompt):
                 self._replicas[digest] = replica
@@ -71,7 +71,7 @@ class Conversations:
 
 
 def _digests(owner: str, tokens: Sequence[int]) -> Iterator[tuple[int, bytes]]:
-    """Lengths of beginnings, whole blocks each, and their digests."""
+    """The lengths of the beginnings of a text, in whole blocks, each with a digest."""
     digest = blake2b(owner.encode(), digest_size=16)
     for end in range(BLOCK, len(tokens) + 1, BLOCK):
         block = tokens[end - BLOCK : end]
@@ -82,7 +82,7 @@ def _digests(owner: str, tokens: Sequence[int]) -> Iterator[tuple[int, bytes]]:
 class Fleet:
     """Sends each request to a replica, and to another one if that replica is lost.
 
-    tokenizer, model_digest: the same on all replicas.
+    tokenizer, model_digest: those of the model, equal on all replicas.
     """
 
     def __init__(self, replicas: Replicas, *, tokenizer: Any, model_digest: str) -> None:
@@ -97,7 +97,7 @@ class Fleet:
 
     @property
     def is_sound(self) -> bool:
-        """Whether a replica can be reached, as far as is known."""
+        """Whether a replica can probably be reached."""
         return self._is_sound
 
     @property
@@ -105,7 +105,7 @@ class Fleet:
         return sum(answer.is_running for answer in self._answers)
 
     async def get(self, pair: Pair) -> RemoteEngine:
-        """An engine for any replica, which is chosen when a request enters."""
+        """An engine that stands for any replica; which one is decided when a request enters."""
         if not self._is_sound:
             await asyncio.sleep(PAUSE)
         return RemoteEngine(partial(self._start, pair))
@@ -115,7 +115,7 @@ class Fleet:
         yield await self.get(pair)
 
     def replace(self, pair: Pair, dead: RemoteEngine) -> None:
-        """Note that a replica was lost; whoever started it starts another one."""
+        """Report that a replica was lost; whoever started it starts another one."""
         self.on_loss()
 
     async def close(self) -> None:
@@ -123,8 +123,8 @@ class Fleet:
             answer.abort()
 
     def _start(self, pair: Pair, engine: RemoteEngine, request: Request) -> RemoteAnswer:
-        """Send a request's work to a replica: to the one that stores its beginning, unless it was
-        lost lately."""
+        """Send a request to a replica: the one that stores its beginning, unless that was lost
+        recently."""
         owner, prompt = request.owner, request.prompt
         home, avoid = self._conversations.find(owner, prompt), self._avoided()
         home = "" if home in avoid else home
@@ -148,7 +148,7 @@ class Fleet:
         return answer
 
     def _avoided(self) -> tuple[str, ...]:
-        """The replicas that were lost recently, which their starter may not have noticed yet."""
+        """The replicas that were lost recently; Ray may not have noticed yet."""
         self._lost = {name: at for name, at in self._lost.items() if now() - at < AVOIDED}
         return tuple(self._lost)
 
@@ -156,10 +156,10 @@ class Fleet:
 def make_ingress(
     replicas: Replicas, card: ModelCard, settings: ModelSettings, scale: Scale, **options: Any
 ) -> tuple[Starlette, Desk]:
-    """The application and its desk; options as for `make_server`.
+    """Make the application and its desk. Options are as for `make_server`.
 
-    Answers are admitted up to what the largest number of replicas can write at once, and
-    `max_queue` more wait; further requests get 429.
+    As many answers are admitted as the largest number of replicas can generate at once, and
+    `max_queue` more wait; further requests get status 429.
     """
     fleet = Fleet(replicas, tokenizer=card.tokenizer, model_digest=card.digest)
     app, desk = make_server(

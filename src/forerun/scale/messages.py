@@ -1,7 +1,7 @@
-"""What travels between an ingress and a replica: one answer's work there, its pieces back.
+"""The messages between an ingress and a replica: the work of one answer, and its pieces.
 
-Work is a prompt in token ids, the options of its answer with a seed among them, and the output so
-far.  That is all there is to an answer, so any replica of the same model goes on with it.
+Work consists of a prompt in token ids, the answer's options including a seed, and the output so
+far. This determines the answer completely, so any replica of the same model can continue it.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from forerun.serve.admission.engine_roles import Pair
 
 @dataclass(frozen=True)
 class Work:
-    """One answer to write, or to go on with."""
+    """One answer to generate or to continue."""
 
     pair: Pair  # names of the drafter and the rule
     prompt: Sequence[int]
@@ -30,7 +30,7 @@ class Work:
 
 @dataclass(frozen=True)
 class Growth:
-    """The counts since the last message: rounds one by one, positions in total."""
+    """How the answer's counts have grown since the last message."""
 
     rounds: Sequence[tuple[int, int, int, Seconds]] = ()  # drafted, accepted, emitted, seconds
     reached: Sequence[int] = ()
@@ -40,12 +40,12 @@ class Growth:
 
 @dataclass(frozen=True)
 class Beat:
-    """A message that the replica lives, has the work, and has nothing new to report."""
+    """A sign that the replica is alive and has the work, but nothing new to report."""
 
 
 @dataclass(frozen=True)
 class Message:
-    """A step of one answer.  The first has no pieces: the answer has been given a row."""
+    """A step of one answer. The first message has no pieces and says that the answer got a row."""
 
     pieces: Sequence[Piece]
     growth: Growth
@@ -55,9 +55,9 @@ class Message:
 
 @dataclass(frozen=True)
 class Ending(Message):
-    """The last message, which contains the last piece: once it arrives, the answer is complete.
+    """The last message, with the last piece; the answer is then complete.
 
-    error: of a request that failed by itself.
+    error: set if the request itself failed.
     """
 
     text: str | None = None
@@ -69,10 +69,10 @@ class Ending(Message):
 
 @dataclass(frozen=True)
 class Refusal:
-    """The last message of work that this replica cannot do, and perhaps no other.
+    """The only message about work that this replica cannot do, and perhaps no replica can.
 
-    status: 400 for work that has no meaning, 409 for a replica whose model is another one, 503 for
-    one whose engine has failed.
+    status: 400 for invalid work, 409 if the replica has another model, 503 if its engine has
+    failed.
     """
 
     reason: str
@@ -81,18 +81,18 @@ class Refusal:
 
 
 class ReplicaLostError(Exception):
-    """A replica cannot continue an answer; another one can."""
+    """A replica can no longer continue an answer; another one can."""
 
 
 @dataclass
 class Odometer:
-    """Measures how the stats of an answer grow, while its engine's thread adds to them."""
+    """Measures how an answer's counts grow, while its engine's thread adds to them."""
 
     stats: Stats
     num_told: int = field(default=0)  # rounds
 
     def growth(self) -> Growth:
-        """The counts that have grown since the last call."""
+        """The growth of the counts since the last call."""
         stats, begin = self.stats, self.num_told
         self.num_told = end = len(stats.seconds_by_round)  # which a round adds to last
         rounds = zip(
@@ -111,7 +111,7 @@ class Odometer:
 
 
 def grow(stats: Stats, growth: Growth) -> None:
-    """Add the counts of a message to the stats."""
+    """Add the growth in a message to the stats."""
     for drafted, accepted, emitted, seconds in growth.rounds:
         stats.rounds += 1
         stats.drafted += drafted

@@ -5,8 +5,9 @@
     app = deployment("Qwen/Qwen3-8B", drafters=["suffix"], autoscale=(1, 8), num_gpus=1)
 
 A Serve config file names `forerun.scale.ray:application` instead, with the same options as `args`.
-The ingress reads requests and words answers, fixes seeds and keeps what was written; replicas hold
-the model.  See `docs/scale.md`.  `map_batches` is the same model as a step of a Ray Data pipeline.
+The ingress reads requests, formats answers, draws seeds and keeps the tokens so far; the replicas
+hold the model. See `docs/scale.md`. `map_batches` runs the same model as a step of a Ray Data
+pipeline.
 """
 
 from __future__ import annotations
@@ -53,12 +54,13 @@ def deployment(
 ) -> Any:
     """An application for Ray Serve: `serve.run(deployment(...))`.
 
-    model, drafters: by the names that `forerun serve` takes; every machine must find them.
-    replicas: how many; or autoscale=(least, most), by the answers that wait or are written.
-    num_cpus, num_gpus: what a replica takes of its machine.  max_queue: answers that may wait; a
-    request beyond that gets 429.  slowdown: as of `AsyncEngine`.  allowed_hosts: names that the
-    server answers to; without any, to all.  num_ingresses: each has its own queue, keys' limits and
-    metrics.
+    model, drafters: names as for `forerun serve`; every machine must be able to find them.
+    replicas: their number; or autoscale=(least, most), by the number of answers that wait or run.
+    num_cpus, num_gpus: the resources of each replica.
+    max_queue: how many answers may wait; further requests get status 429.
+    slowdown: as for `AsyncEngine`.
+    allowed_hosts: names under which the server may be called; none means any.
+    num_ingresses: each ingress has its own queue, metrics, and limits of keys.
     """
     check_ray()
     from forerun.scale.ray_parts import ingress_over, model_replicas
@@ -102,7 +104,7 @@ def application(args: Mapping[str, Any]) -> Any:
 
 
 def check_ray() -> None:
-    """Refuse to go on if Ray is missing, or too old."""
+    """Raise if Ray is missing or too old."""
     try:
         installed = version("ray")
     except PackageNotFoundError as error:

@@ -1,4 +1,4 @@
-"""Connects to a Ray cluster, and decides how many of its cores and GPUs each worker gets."""
+"""Connects to a Ray cluster, and divides its cores and GPUs among workers."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from forerun.base.errors import InputError, MissingExtraError, explain
 
 @dataclass(frozen=True)
 class Share:
-    """One worker's share of its machine."""
+    """The resources of one worker."""
 
     num_cpus: int
     num_gpus: int
@@ -28,7 +28,8 @@ class Share:
 
 
 def start_ray() -> Any:
-    """The module `ray`, connected: to RAY_ADDRESS if that is set, and else to this machine."""
+    """Connect to the cluster at RAY_ADDRESS, or start Ray on this machine. Returns the module
+    `ray`."""
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # nobody is told what runs here
     try:
         import pandas  # noqa: F401
@@ -45,7 +46,7 @@ def start_ray() -> Any:
 
 
 def share_of_cluster(ray: Any, num_workers: int, device: str | None) -> Share:
-    """The share of each worker; more workers than there is room for are refused."""
+    """The resources of each worker; raises if there is not enough room for all of them."""
     if num_workers < 1:
         raise InputError(explain("There are too few workers.", num_workers, "Use 1 or more."))
     nodes = _alive(ray.nodes())
@@ -64,13 +65,13 @@ def share_of_cluster(ray: Any, num_workers: int, device: str | None) -> Share:
 
 
 def share_of_nodes(num_workers: int, cores: Sequence[float]) -> int:
-    """The cores of each worker, such that all of them fit; cores: of each node."""
+    """How many cores each worker gets so that all fit. cores: of each node."""
     workers_per_node = -(-num_workers // len(cores))
     return max(1, int(min(cores)) // workers_per_node)
 
 
 def reason_of(error: BaseException) -> str:
-    """The last line of Ray's message about an error, which says what happened."""
+    """The last line of Ray's error message, which says what happened."""
     return str(error).strip().splitlines()[-1][:300].rstrip(".")
 
 

@@ -1,10 +1,10 @@
-"""Ray Data: a model as a step of one's own pipeline, and batch jobs on a cluster.
+"""Ray Data: a model as a step of your own pipeline, and batch jobs on a cluster.
 
     from forerun.scale import ray_data
     answered = ray_data.map_batches(ray.data.read_json("questions.json"), workers=4, max_tokens=64)
 
-Texts are the same on any number of workers: a row's seed is made of its `custom_id`, and if it has
-none of its prompt.
+Texts are the same with any number of workers: a row's seed is derived from its `custom_id`, or else
+from its prompt.
 """
 
 from __future__ import annotations
@@ -35,12 +35,14 @@ def map_batches(
     settings: WorkerSettings | None = None,
     **options: Any,
 ) -> Any:
-    """A dataset with two more columns: `text`, and `error` for rows that could not be answered.
+    """The dataset with two more columns: `text`, and `error` for rows that could not be answered.
 
     dataset: rows with a `prompt` or with `messages`, and perhaps a `custom_id`; other columns are
-    kept.  model: hub name or folder, the default model if None.  workers: actors, each with the
-    model loaded.  settings: further settings of the actors.  options: what each request asks for,
-    in OpenAI's words: max_tokens, temperature, stop, ...
+    kept.
+    model: hub name or folder; None for the default model.
+    workers: the number of actors, each of which loads the model.
+    settings: further settings of the actors.
+    options: request options under OpenAI's names: max_tokens, temperature, stop, ...
     """
     settings = replace(settings or WorkerSettings(), model=model, drafter=drafter)
     return dataset.map_batches(
@@ -58,7 +60,7 @@ def answers_on_ray(
     *,
     num_workers: int,
 ) -> Iterator[Answered]:
-    """The answers to the requests of a batch job, from actors, as they are finished."""
+    """Answer the requests of a batch job with actors; yields the answers as they are finished."""
     ray = start_ray()
     import pyarrow
 
@@ -127,7 +129,7 @@ class _Rows(_Actor):
 def requests_of(
     batch: Mapping[str, Any], seed: int, options: Mapping[str, Any]
 ) -> list[BatchRequest]:
-    """The rows of a batch as requests; the seed of a row depends on that row alone."""
+    """The rows of a batch as requests. A row's seed depends only on that row."""
     column = next((name for name in ("messages", "prompt") if name in batch), None)
     if column is None:
         cure = "Rename the column that holds them: dataset.rename_columns({...})."
@@ -143,7 +145,7 @@ def requests_of(
 
 
 def _plain(value: Any) -> Any:
-    """A value of a column in the form of JSON: NumPy's arrays as lists, without empty fields."""
+    """A value of a column as JSON data: NumPy arrays become lists, and empty fields are removed."""
     if hasattr(value, "tolist"):
         value = value.tolist()
     if isinstance(value, list | tuple):
@@ -154,7 +156,7 @@ def _plain(value: Any) -> Any:
 
 
 def _actors(num_workers: int, settings: WorkerSettings) -> dict[str, Any]:
-    """The number of actors, and the share of each."""
+    """Options for Ray Data: the number of actors, and the resources of each."""
     ray = start_ray()
     share = share_of_cluster(ray, num_workers, settings.device)
     return {"compute": ray.data.ActorPoolStrategy(size=num_workers), **asdict(share)}

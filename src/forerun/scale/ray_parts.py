@@ -1,4 +1,4 @@
-"""What runs on Ray Serve: replicas with the model, the ingress, and the calls between them."""
+"""The parts of the server that run on Ray Serve: replicas with the model, and the ingress."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ HEALTH_PATIENCE = 5.0
 
 
 class RayReplicas:
-    """Brings work to replicas through a handle of Ray Serve, one call for each answer.
+    """Sends work to replicas through a Ray Serve handle, one call per answer.
 
-    Ray counts the calls that are open, which is what it scales by, and chooses the replica.
+    Ray counts the open calls, scales the replicas by that number, and chooses the replica.
     """
 
     def __init__(self, handle: Any) -> None:
@@ -54,8 +54,8 @@ class RayReplicas:
 
 
 class ModelReplica:
-    """A replica as Ray Serve starts it: it loads the model, answers a request of its own, and is
-    then ready."""
+    """A replica as Ray Serve starts it: loads the model, answers a request to warm up, and is
+    ready."""
 
     async def __init__(self, settings: ModelSettings) -> None:  # type: ignore[misc]
         set_up()
@@ -82,7 +82,7 @@ class ModelReplica:
         return self._card
 
     def check_health(self) -> None:
-        """Called by Ray, which replaces a replica that fails for a while."""
+        """Called by Ray, which replaces a replica if this raises repeatedly."""
         if not self._replica.is_sound:
             raise RuntimeError("An engine has failed and cannot be replaced.")
 
@@ -102,7 +102,7 @@ class Ingress:
 
 
 def model_replicas(settings: ModelSettings, scale: Scale) -> Any:
-    """The application that consists of the replicas alone."""
+    """A Ray Serve application with only the replicas."""
     number: dict[str, Any] = {"num_replicas": scale.least}
     if scale.most > scale.least:
         number = {
@@ -134,7 +134,7 @@ def ingress_over(
     num_ingresses: int,
     options: Mapping[str, Any],
 ) -> Any:
-    """The application that consists of the ingress and the replicas."""
+    """A Ray Serve application with the ingress and the replicas."""
     return serve.deployment(
         serve.ingress()(Ingress),
         name="Ingress",

@@ -1,6 +1,6 @@
-"""Which replica Ray Serve sends an answer to: the one that stores its beginning, or a free one.
+"""Chooses the replica for an answer: the one that stores its beginning, or a free one.
 
-Ray carries this module to its own processes as it is, so it imports nothing of ours.
+Ray copies this module to its own processes, so it imports nothing else of Forerun.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ AVOID = "-"
 
 
 def wish_of(work: Any) -> str:
-    """The replica that a `Work` prefers, or those that it avoids, written as the session of its
-    request."""
+    """The replica that a `Work` prefers, or those that it avoids, as a string for the request's
+    session id."""
     names = [work.replica] if work.replica else [f"{AVOID}{name}" for name in work.avoid]
     return ",".join(names)
 
 
 class HomeRouter(RequestRouter):  # type: ignore[misc]
-    """A router that reads a request's session, which names its home replica, or replicas to
+    """A Ray Serve router that reads from a request's session id which replica to prefer or to
     avoid."""
 
     async def choose_replicas(

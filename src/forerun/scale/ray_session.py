@@ -1,4 +1,4 @@
-"""Replicas on Ray for a command: started, waited for, and ended with it."""
+"""Starts replicas on Ray for a command, waits for them, and stops them with it."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ END_SECONDS = 10.0
 
 
 class Session:
-    """A connection to Ray: to the cluster this machine is in, or to one of its own.
+    """A connection to Ray: to the cluster that this machine belongs to, or to a new one.
 
-    Replicas are an application of Ray Serve, without Ray's HTTP proxies: the ingress is in this
-    process.
+    The replicas are a Ray Serve application without Ray's HTTP proxies, because the ingress runs in
+    this process.
     """
 
     def __init__(self) -> None:
@@ -67,14 +67,14 @@ class Session:
         ray.shutdown()
 
     def usual_cpus(self, most: int) -> float:
-        """An even share of one machine's cores, at least one."""
+        """The default number of cores per replica: an even share of one machine's, at least one."""
         cores = max(int(node["Resources"].get("CPU", 1)) for node in ray.nodes())
         return float(max(1, cores // most)) if self._is_alone else 1.0
 
     def start(
         self, settings: ModelSettings, scale: Scale, seconds: float
     ) -> tuple[RayReplicas, ModelCard]:
-        """Replicas, of which the first is ready, and the card of their model."""
+        """Start replicas and wait for the first. Returns them, with the card of their model."""
         self._check_resources(scale)
         serve.start(proxy_location="Disabled", logging_config={"enable_access_log": False})
         target = RunTarget(model_replicas(settings, scale), name=self._app, route_prefix=None)
@@ -84,7 +84,8 @@ class Session:
         return RayReplicas(handle), handle.card.remote().result()
 
     def _check_resources(self, scale: Scale) -> None:
-        """Refuse more replicas than this machine has room for; a cluster may still grow."""
+        """Refuse more replicas than this machine has room for; on a cluster, which may grow, do not
+        check."""
         if not self._is_alone:
             return
         there = ray.cluster_resources()
@@ -96,8 +97,8 @@ class Session:
                 raise InputError(explain(f"There are too few {kind}s.", received, cure))
 
     def _wait(self, seconds: float) -> None:
-        """Wait until all replicas are ready; raises with the reason when the first one fails, or
-        when time is up."""
+        """Wait until all replicas are ready. Raises the reason if the first one fails or time runs
+        out."""
         deadline = time.monotonic() + seconds
         while True:
             overview = serve.status().applications.get(self._app)
@@ -111,14 +112,14 @@ class Session:
 
 
 def _leave(status: int) -> None:
-    """End this process at once, without its usual exit handlers."""
+    """End this process at once, without its exit handlers."""
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(status)
 
 
 def _not_ready(overview: Any, seconds: float | None) -> InputError:
-    """The error for replicas that have failed, or are not ready in time."""
+    """The error for replicas that failed or were not ready in time."""
     told = [] if overview is None else [overview.message]
     if overview is not None:
         told += [part.message for part in overview.deployments.values()]

@@ -1,8 +1,8 @@
-"""A sweep over the machines of a Ray cluster, one cell at a time on each.
+"""Runs a sweep on the machines of a Ray cluster, one setting at a time on each.
 
-All cells of one batch of prompts run on the same machine, in the order of the grid, so that what
-is compared was measured on one machine.  The machines must be equal all the same: figures of a
-sweep are means over all of them.
+All settings for one batch of prompts run on the same machine, in the order of the grid, so that
+compared numbers come from one machine. The machines must be equal nevertheless, because the results
+are means over all of them.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ Load = Callable[[], tuple[Any, Mapping[str, Drafter]]]
 
 
 class SweepOnRay:
-    """Runs the jobs of a sweep; see `Spread` in `measure/sweep.py`.
+    """Runs the jobs of a sweep on a cluster; see `Spread` in `measure/sweep.py`.
 
     load: loads the target and the drafters, on each machine.
     """
@@ -54,7 +54,7 @@ class SweepOnRay:
 
 
 def check_equal(machines: Sequence[Machine]) -> None:
-    """Refuse machines whose figures would differ."""
+    """Raise if the machines differ in a way that affects measurements."""
     first, *others = [asdict(machine) for machine in machines]
     for other in others:
         for name in first.keys() - UNEQUAL:
@@ -66,14 +66,14 @@ def check_equal(machines: Sequence[Machine]) -> None:
 
 
 def groups_of(jobs: Sequence[Job]) -> list[deque[Job]]:
-    """The jobs in groups to be compared with each other: those of one batch of prompts."""
+    """Divide jobs into groups that are compared with each other: those with the same batch of
+    prompts."""
     key = lambda job: (job.repeat, job.questions)  # noqa: E731
     return [deque(group) for _, group in groupby(jobs, key)]
 
 
 def _runs(ray: Any, actors: Sequence[Any], jobs: Sequence[Job]) -> Iterator[Run]:
-    """The runs in the order in which they finish; a machine that has finished a group takes the
-    next one."""
+    """Yield the runs as they finish. A machine that has finished a group takes the next one."""
     groups = deque(groups_of(jobs))
     running: dict[Any, tuple[Any, deque[Job]]] = {}
 
@@ -93,7 +93,7 @@ def _runs(ray: Any, actors: Sequence[Any], jobs: Sequence[Job]) -> Iterator[Run]
 
 
 def _actor_on(ray: Any, node: Mapping[str, Any], settings: tuple[Load, int, bool]) -> Any:
-    """An actor that takes a whole machine, so that no other work of Ray runs beside it."""
+    """An actor that occupies a whole machine, so that no other Ray work runs beside it."""
     from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
     resources = node["Resources"]

@@ -1,8 +1,8 @@
-"""Answers to train on from the workers of a Ray cluster.
+"""Collects answers to train on with the workers of a Ray cluster.
 
-Each of N workers holds the target, asks every N-th prompt by length, and has a seed that no other
-worker has.  It is called again when what it said has been taken, so finished conversations do not
-pile up.  One that dies costs what it had not returned: another one takes its place.
+Each of N workers holds the target, asks every N-th prompt in order of length, and has its own seed.
+A worker is called again only when its last conversations have been taken, so that they do not pile
+up. If a worker dies, only what it had not returned is lost, and another one replaces it.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ Load = Callable[[], Any]
 
 
 class NoWorkersError(ForerunError):
-    """All workers of a cluster are lost."""
+    """All workers of a cluster were lost."""
 
 
 @dataclass(frozen=True)
 class TrainingOnRay:
-    """Collects on Ray; see `Spread` in `train/run.py`.
+    """Collects conversations on Ray; see `Spread` in `train/run.py`.
 
     load: loads the target, in each worker.
     """
@@ -51,7 +51,7 @@ class TrainingOnRay:
 
 
 class Workers:
-    """A source of conversations: one worker in each place, a call of each under way."""
+    """A source of conversations: one worker per place, each with one call running."""
 
     def __init__(
         self,
@@ -82,7 +82,7 @@ class Workers:
             self._ray.kill(actor)
 
     def play(self) -> list[Spoken]:
-        """Wait for a worker; returns its conversations, and lets it go on."""
+        """Wait for a worker. Returns its conversations, and starts its next call."""
         self._fill()
         done, _ = self._ray.wait(list(self._calls), timeout=PATIENCE)
         if not done and not self._room():  # those that have not started yet never will
@@ -113,7 +113,7 @@ class Workers:
         self._spread.tell(f"note: a worker was lost ({reason})")
 
     def _fill(self) -> None:
-        """Start workers at the places without one, as far as there is room for them."""
+        """Start a worker at each place without one, as far as the cluster has room."""
         if len(self._actors) == self._spread.num_workers:
             return
         places = range(self._spread.num_workers)
@@ -133,7 +133,8 @@ class Workers:
         return NoWorkersError(explain("No worker is left on Ray.", self._last_reason, cure))
 
     def _started(self, place: int) -> Any:
-        """A new worker with a seed that no other had, in this run or before."""
+        """Start a worker with a seed that no other worker has had, in this run or an earlier
+        one."""
         indices = self._order[place :: self._spread.num_workers]
         asked = self._collection.asked
         work = replace(
@@ -148,15 +149,15 @@ class Workers:
 
 
 class _Worker:
-    """A target that holds conversations, in a process of its own."""
+    """A process that holds the target and generates conversations."""
 
     def __init__(self, load: Load, work: Assignment, fingerprint: Fingerprint) -> None:
         self._load, self._work, self._fingerprint = load, work, fingerprint
         self._stages: Stages | None = None
 
     def play(self) -> list[Spoken]:
-        """The next conversations; loads the target first, so that an error in loading belongs to
-        this call."""
+        """The next conversations. Loads the target in the first call, so that loading errors appear
+        there."""
         if self._stages is None:
             target = self._load()
             if not self._fingerprint.fits(Fingerprint.of(target.model, target.name)):

@@ -1,6 +1,6 @@
-"""One replica: a model with its engines, which writes answers for an ingress.
+"""A replica: a model with its engines, which generates answers for an ingress.
 
-It keeps nothing of an answer that the ingress does not have, so it may die at any time.
+It keeps nothing of an answer that the ingress does not have too, so it may die at any time.
 """
 
 from __future__ import annotations
@@ -39,12 +39,13 @@ FAILED = Refusal("The engine has failed.", status=503)
 
 
 class Replica:
-    """A model with its engines, which writes answers for an ingress.
+    """A model with its engines, which generates answers for an ingress.
 
-    name: told in messages, so that a conversation comes back to where its beginning is stored.
-    model_digest: of its model; work that another model has begun is not gone on with.
-    message_seconds: between two messages, of all answers together; pieces that come meanwhile go
-    together.  0: every piece is a message of its own.
+    name: included in messages, so that a conversation can return to the replica that stores its
+    beginning.
+    model_digest: of its model; answers begun by another model are not continued.
+    message_seconds: the time between two messages, over all answers; pieces that come meanwhile are
+    sent together. 0 sends every piece at once.
     """
 
     def __init__(
@@ -65,8 +66,8 @@ class Replica:
         return self._engines.is_sound
 
     async def answer(self, work: Work) -> AsyncIterator[Message | Refusal | Beat]:
-        """The messages of one answer, which is aborted when nobody reads them; a beat comes at
-        once, and whenever nothing else came for a while."""
+        """The messages of one answer, which is aborted when nobody reads them. A `Beat` comes at
+        once, and after each pause without messages."""
         messages, number = self._answer(work), 0
         step: asyncio.Future[Message | Refusal] | None = None
         try:
@@ -92,7 +93,7 @@ class Replica:
             await messages.aclose()
 
     async def _answer(self, work: Work) -> AsyncGenerator[Message | Refusal]:
-        """The messages of one answer, or a `Refusal` that says whether another replica could write
+        """The messages of one answer, or a `Refusal` that says whether another replica could serve
         it."""
         if work.model_digest != self._model_digest:
             yield Refusal(
@@ -126,8 +127,7 @@ class Replica:
                 self._engines.replace(work.pair, engine)
 
     async def warm_up(self, pair: Pair, prompt: Sequence[int]) -> None:
-        """Answer a request of its own, so that everything that is made or compiled once is
-        ready."""
+        """Answer a request, so that engines are made and code is compiled."""
         async for message in self.answer(Work(pair, prompt, WARM_UP, (), self._model_digest)):
             if isinstance(message, Refusal):
                 raise InputError(message.reason)
@@ -138,8 +138,8 @@ class Replica:
     async def _messages(
         self, answer: Answer, engine: AsyncEngine
     ) -> AsyncIterator[Message | Refusal]:
-        """The pieces as messages, several in one where they come faster than messages may be
-        sent."""
+        """The pieces of an answer as messages; several share one if they come faster than messages
+        may be sent."""
         odometer = Odometer(answer.stats)
         if await _entered(answer):
             yield Message((), Growth(), self.name)
@@ -157,8 +157,7 @@ class Replica:
             await asyncio.sleep(self._num_open * self._message_seconds)
 
     async def _ending(self, answer: Answer, pieces: list[Piece], odometer: Odometer) -> Ending:
-        """The last message, with the text, the seed and the error of a request that failed by
-        itself."""
+        """The last message, with the text, the seed, and the error if the request failed."""
         error = None
         try:
             last = await answer
@@ -178,7 +177,7 @@ class Replica:
 
 
 async def _entered(answer: Answer) -> bool:
-    """Wait until an answer is given a row, or ends without one."""
+    """Wait until an answer gets a row. Returns False if it ends without one."""
     entered = asyncio.Event()
     answer.when_entered(entered.set)
     entry = asyncio.create_task(entered.wait())

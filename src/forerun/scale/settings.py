@@ -1,4 +1,5 @@
-"""What replicas load and how an ingress serves it; travels to wherever they run."""
+"""What replicas load and how they are run; these settings are sent to the machines of the
+replicas."""
 
 from __future__ import annotations
 
@@ -23,9 +24,9 @@ class ModelSettings:
     """What each replica loads.
 
     model: a hub name or a folder that every machine has; None for the default model.
-    drafters: by their command-line names, the default one first; none for the usual one.
-    max_batch: answers in one pass of a replica.
-    slowdown: times as long as usual that a round may take in order to read prompts.
+    drafters: by their command-line names, the default first; empty for the usual one.
+    max_batch: the number of answers in one pass of a replica.
+    slowdown: a round that also reads prompts may take this many times as long as usual.
     """
 
     model: str | None = None
@@ -45,7 +46,7 @@ class ModelSettings:
         return list(dict.fromkeys([*(self.drafters or [usual]), "none"]))
 
     def load(self) -> tuple[LanguageModel, dict[str, Drafter | None]]:
-        """The model, and the drafters by name."""
+        """Load the model, and its drafters by name."""
         os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # spinning threads starve each other
         drafters = {name: make_drafter(name, self._load) for name in self.drafter_names}
         if self.model is None:
@@ -59,7 +60,7 @@ class ModelSettings:
 
 @dataclass(frozen=True)
 class Scale:
-    """How many replicas there are, and what each takes of its machine."""
+    """The number of replicas, and the resources of each."""
 
     least: int = 1
     most: int = 1

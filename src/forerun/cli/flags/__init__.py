@@ -1,4 +1,4 @@
-"""What can be written after `forerun`: the flags of each command, and what help says about them.
+"""The flags of all commands and their help texts.
 
-Nothing here imports an engine, so that help and mistakes are answered at once.
+Nothing here imports an engine, so that help and errors appear at once.
 """

@@ -1,4 +1,4 @@
-"""The flags of commands that write answers: `generate`, `serve`, `batch`, `demo`."""
+"""The flags of commands that generate answers: `generate`, `serve`, `batch`, `demo`."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ SIGTERM and Ctrl-C let running requests finish; a second one stops at once.
 
 
 def serve(parser: argparse.ArgumentParser) -> None:
-    """Add the flags of `serve`: models, rules, replicas, the address, and bounds for clients."""
+    """Add the flags of `serve`: models, rules, replicas, the address, and limits for clients."""
     parser.description = "Serve a model over HTTP: OpenAI's routes, and a page at /."
     parser.epilog = SERVE_EXAMPLES
     add_model(parser)
@@ -225,7 +225,7 @@ the seed and each line alone, not on drafters, workers or interruptions.
 
 
 def batch(parser: argparse.ArgumentParser) -> None:
-    """Add the flags of `batch`: files, workers, and defaults of bare lines."""
+    """Add the flags of `batch`: files, workers, and defaults for lines that are bare prompts."""
     parser.description = "Answer every line of a file of requests into a folder."
     parser.epilog = BATCH_EXAMPLES
     add_model(parser, then="input", about="JSON lines, or a file ending in .parquet")
@@ -274,5 +274,5 @@ def batch(parser: argparse.ArgumentParser) -> None:
 
 
 def demo(parser: argparse.ArgumentParser) -> None:
-    """`demo` has no flags of its own."""
+    """Set the description of `demo`, which has no flags of its own."""
     parser.description = "Answer two prompts plainly and speculatively: the same text twice."

@@ -1,4 +1,5 @@
-"""The flags of commands that check and tell: `certify`, `doctor`, `audit`, `info`, `completion`."""
+"""The flags of commands that check or report: `certify`, `doctor`, `audit`, `info`,
+`completion`."""
 
 from __future__ import annotations
 
@@ -29,8 +30,8 @@ after token i.
 
 
 def certify(parser: argparse.ArgumentParser) -> None:
-    """Add the flags of `certify`: a rule or a function of your own, and how to sample it if
-    needed."""
+    """Add the flags of `certify`: a rule or your own function, and how to sample it if
+    necessary."""
     parser.description = "Compare the distribution of what a rule emits with the target's, exactly."
     parser.epilog = CERTIFY_EXAMPLES
     what = parser.add_mutually_exclusive_group()

@@ -1,4 +1,4 @@
-"""A file of options: TOML whose keys are the long options of a command, without the dashes.
+"""Configuration files: TOML whose keys are the long options of a command, without the dashes.
 
     port = 9000
     drafter = ["ngram", "suffix"]
@@ -6,9 +6,9 @@
     [models.small]
     model = "./small"
 
-A key is read by the parser of the command line, so values are checked in the same way, and what
-stands on the command line counts instead of what stands in the file.  Each section `[models.ID]` is
-read like a command line of its own: the file's other keys, then the section, then the words given.
+Keys are parsed by the command-line parser, so their values are checked in the same way. Options on
+the command line override those in the file. Each section `[models.ID]` is read like a command line
+of its own: first the file's other keys, then the section, then the command line.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ Parsed = tuple[argparse.Namespace, list[str]]
 
 
 class LayeredParser(argparse.ArgumentParser):
-    """A parser whose words may also come from a file.
+    """A parser that reads options from the command line and from a configuration file.
 
-    configured: reads the words of a command line, and what a file says beside them.
-    place: where the words come from, if not from the command line; errors name it.
+    configured: parses a command line together with the file that it names.
+    place: where the options come from, if not from the command line; errors name it.
     """
 
     configured: Callable[[Sequence[str]], Parsed] | None = None
@@ -44,7 +44,7 @@ class LayeredParser(argparse.ArgumentParser):
         return self.configured(args)
 
     def parse_words(self, layers: Sequence[Sequence[str]]) -> Parsed:
-        """Read several lists of words; options in a later list override those in earlier ones."""
+        """Parse several lists of words; options in later lists override those in earlier ones."""
         namespace, extra = argparse.Namespace(), list[str]()
         for words in layers:
             for action in self._actions:
@@ -59,10 +59,10 @@ class LayeredParser(argparse.ArgumentParser):
 
 
 def add_config(parser: argparse.ArgumentParser, in_sections: Collection[str]) -> None:
-    """Let a command take its options from a file.
+    """Let a command read its options from a file.
 
-    in_sections: names in the namespace that a section may set.  The sections' namespaces, by id,
-    become the attribute `models` of the command's.
+    in_sections: the options that a section may set, by their names in the namespace. The namespaces
+    of the sections, by id, become the attribute `models` of the command's namespace.
     """
     assert isinstance(parser, LayeredParser)
     parser.add_argument("--config", metavar="F", help="a TOML file of these options; see the docs")
@@ -97,7 +97,7 @@ def add_config(parser: argparse.ArgumentParser, in_sections: Collection[str]) ->
 
 
 def read_table(path: str) -> dict[str, Any]:
-    """The content of a TOML file."""
+    """The contents of a TOML file."""
     try:
         return tomllib.loads(Path(path).read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError) as error:
@@ -116,9 +116,9 @@ def words_of(
     section: str | None = None,
     allowed: Collection[str] | None = None,
 ) -> list[str]:
-    """A table of options as the words of a command line.
+    """Convert a table of options to the words of a command line.
 
-    allowed: names in the namespace that may be set here; None for all.
+    allowed: the options that may be set here, by their names in the namespace; None for all.
     """
     actions = {
         _key(action): action
@@ -143,8 +143,7 @@ def words_of(
 
 
 def _texts(value: Any, action: argparse.Action, key: str, where: str) -> list[str]:
-    """The values of an option as words of a command line, one text for each time that the option is
-    given."""
+    """The values of one option as texts, one for each time that the option is given."""
     is_flag, is_list = action.nargs == 0, isinstance(action, argparse._AppendAction)
     if is_flag and isinstance(value, bool):
         return ["true"] if value else []
@@ -159,7 +158,7 @@ def _texts(value: Any, action: argparse.Action, key: str, where: str) -> list[st
 
 
 def _key(action: argparse.Action) -> str:
-    """The first of an option's long names, without its dashes."""
+    """The first long name of an option, without its dashes."""
     return next(name for name in action.option_strings if name.startswith("--")).removeprefix("--")
 
 
@@ -172,7 +171,8 @@ def _checked(sections: Any, path: str) -> dict[str, dict[str, Any]]:
 
 
 def _config_in(words: Sequence[str]) -> str | None:
-    """The file that a command line names, if any; the last one counts."""
+    """The configuration file that a command line names; None if there is none. The last one
+    counts."""
     finder = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
     finder.add_argument("--config")
     path: str | None = finder.parse_known_args(list(words))[0].config

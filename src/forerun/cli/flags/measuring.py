@@ -27,7 +27,7 @@ PLAN_EXAMPLES = """examples:
 
 
 def plan(parser: argparse.ArgumentParser) -> None:
-    """Add the flags of `plan`: what to probe, and what may be chosen."""
+    """Add the flags of `plan`: what to measure, and which settings to consider."""
     parser.description = (
         "Time the passes of target and drafters, compute how often drafts would be "
         "accepted, and price every draft length from that."
@@ -70,8 +70,8 @@ Kill it when you like: started again with the same words it goes on where it was
 
 
 def sweep(parser: argparse.ArgumentParser) -> None:
-    """Add the flags of `sweep`: the cells of the grid, how often they run, and where their records
-    go."""
+    """Add the flags of `sweep`: the settings to combine, how often to run each, and where to save
+    the records."""
     parser.description = (
         "Run every setting on the same prompts, in turns, and append each run to "
         "DIR/sweep.jsonl.  Plain decoding is always among them."
@@ -135,7 +135,7 @@ PLOT_EXAMPLES = """examples:
 
 
 def plot(parser: argparse.ArgumentParser) -> None:
-    """Add the flags of `plot`: what to draw, and for which paper."""
+    """Add the flags of `plot`: what to draw, and its format and size."""
     parser.description = "Draw what `forerun sweep` measured, finished or not."
     parser.epilog = PLOT_EXAMPLES
     parser.add_argument("folder", metavar="DIR", help="the folder that the sweep wrote (its --out)")
@@ -330,7 +330,7 @@ it was.  Out of memory: lower --rows while answers are collected, --batch-tokens
 
 
 def train(parser: argparse.ArgumentParser) -> None:
-    """Add the flags of `train`: answers to collect, and the drafter to train on them."""
+    """Add the flags of `train`: which answers to collect, and how to train a drafter on them."""
     parser.description = "Collect a target's answers and train a small drafter on them."
     parser.epilog = TRAIN_EXAMPLES
     add_model(parser)

@@ -1,4 +1,4 @@
-"""Flags that several commands share: one name, and one help text, for one thing."""
+"""The flags that several commands share, so that each has one name and one help text."""
 
 from __future__ import annotations
 
@@ -49,15 +49,16 @@ Group = argparse._ActionsContainer
 
 
 def flag_of(name: str) -> str:
-    """The flag of an argument's name."""
+    """The flag for the name of an argument: `max_tokens` gives `--max-tokens`."""
     return "--" + name.replace("_", "-")
 
 
 def add_model(parser: argparse.ArgumentParser, *, then: str = "", about: str = "") -> None:
-    """Add MODEL as the first word without a flag, or as `--model`; `settle` tells which was used.
+    """Let MODEL be given as the first word without a flag, or as `--model`; `settle` finds out
+    which.
 
-    then: the name of the argument that the word after it is for, or the only word.
-    about: what that word is.
+    then: the name of the positional argument after it; if MODEL was given by flag, the only one.
+    about: help text for that argument.
     """
     if not then:
         parser.add_argument("words", nargs="?", metavar="MODEL", help=MODEL)
@@ -70,9 +71,10 @@ def add_model(parser: argparse.ArgumentParser, *, then: str = "", about: str = "
 
 
 def settle(args: argparse.Namespace, extra: Sequence[str]) -> list[str]:
-    """Set `args.model`, and the argument after it, from the words; the words that are left over.
+    """Set `args.model`, and the argument after it, from the positional words. Returns the words
+    left over.
 
-    extra: what the parser did not know, such as a word after an option.
+    extra: what the parser did not recognise, such as a word after an option.
     """
     words = [args.words] if isinstance(args.words, str) else list(args.words or ())
     if any(word.startswith("-") for word in extra):
@@ -93,7 +95,8 @@ def settle(args: argparse.Namespace, extra: Sequence[str]) -> list[str]:
 
 
 def _is_model(word: str, args: argparse.Namespace) -> bool:
-    """Whether the only word of `generate` names a model, and the prompt comes from elsewhere."""
+    """Whether the only word given to `generate` is a model, because the prompt comes from
+    elsewhere."""
     is_here = os.path.exists(os.path.join(word, "config.json"))
     is_hub_name = re.fullmatch(r"[\w.-]+/[\w.-]*[\d-][\w.-]*", word) is not None
     is_asked_elsewhere = args.prompts is not None and _may_be_model(word)
@@ -101,7 +104,7 @@ def _is_model(word: str, args: argparse.Namespace) -> bool:
 
 
 def _may_be_model(word: str) -> bool:
-    """Whether the first of two words names a model, and is not the beginning of a prompt."""
+    """Whether the first of two words is probably a model and not the beginning of a prompt."""
     is_path = "/" in word and not any(letter.isspace() for letter in word)
     return is_path or os.path.exists(word) or _is_known(word)
 
@@ -173,7 +176,7 @@ def add_seed(group: Group, text: str = "") -> None:
 
 
 def add_place(group: Group) -> None:
-    """Add the flags for the device of the model and the precision of its numbers."""
+    """Add the flags for the model's device and precision."""
     group.add_argument("--device", help="cpu, cuda, cuda:1, mps, ... (default: a GPU if any)")
     group.add_argument(
         "--dtype", choices=DTYPES, help="(default: the one the weights were saved in)"
@@ -181,7 +184,7 @@ def add_place(group: Group) -> None:
 
 
 def add_pass(group: Group) -> None:
-    """Add the flags for the pass of the target on a CPU."""
+    """Add the flags that choose the target's implementation on a CPU."""
     group.add_argument(
         "--no-lean", action="store_true", help="run transformers' forward pass even where ours fits"
     )
@@ -205,7 +208,7 @@ def add_pass(group: Group) -> None:
 
 
 def add_ranks(group: Group) -> None:
-    """Add the flags for models that are larger than one GPU."""
+    """Add the flags for models that need several GPUs."""
     group.add_argument(
         "--tensor-parallel",
         metavar="N",

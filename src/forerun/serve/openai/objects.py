@@ -134,7 +134,7 @@ def _property(entry: Field) -> Schema:
 
 
 def parse_object(body: bytes, max_values: int | None = None) -> dict[str, Any]:
-    """Parse a JSON object; NaN, duplicate keys and the like are refused.
+    """Parse a JSON object; refuses what JSON leaves undefined, such as NaN or a repeated key.
 
     max_values: a body with more values is refused before it is parsed; each string, list and object
     counts as `WEIGHT` values.

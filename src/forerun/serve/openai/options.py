@@ -107,8 +107,8 @@ def sampling_fields(offer: Offer) -> dict[str, Field]:
 
 
 def _usable(entry: Field, name: str, value: float) -> Any:
-    """The model's default for a field, if a client would be allowed to send that value; else
-    None."""
+    """Check one of the model's own defaults; raises if a client could not ask for the same
+    value."""
     try:
         return entry.kind.check(value, name)
     except ApiError as error:
