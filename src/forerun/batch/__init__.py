@@ -1,1 +1,1 @@
-"""A file of requests, answered on this machine into a folder that can be resumed."""
+"""Answers a file of requests on this machine, into a folder; can be resumed."""

@@ -1,4 +1,5 @@
-"""Answers requests of a batch job with one model: the server's routes and desk, without HTTP."""
+"""Answers the requests of a batch job with one model, using the server's routes and desk without
+HTTP."""
 
 from __future__ import annotations
 
@@ -34,7 +35,8 @@ PAUSES = (1.0, 5.0, 25.0)
 class WorkerSettings:
     """The settings of a worker, as plain values that can be sent to another process.
 
-    model: hub name or folder; None for the default model.  name: the id that bodies may give.
+    model: hub name or folder; None for the default model.
+    name: the model's id, which requests may contain.
     is_raw: bare prompts are continued as they are, without a chat template.
     created: when the job began, in seconds since 1970.
     """
@@ -56,7 +58,7 @@ class WorkerSettings:
 
 @dataclass(frozen=True)
 class AnswerCounts:
-    """Tokens and rounds of an answer, over all its choices."""
+    """The tokens and rounds of an answer, over all its choices."""
 
     prompt_tokens: int = 0
     new_tokens: int = 0
@@ -71,7 +73,7 @@ class AnswerCounts:
 
 @dataclass(frozen=True)
 class Answered:
-    """The output line of a request, and its counts."""
+    """The output line of a request, and its token counts."""
 
     index: int
     line: OutputLine
@@ -81,8 +83,8 @@ class Answered:
 class Answerer:
     """Answers requests, up to `max_batch` choices in one pass.
 
-    Only the rule `match` is offered: under it no text depends on the drafter, on the batch or on
-    how many workers there are.
+    It offers only the rule `match`, so that texts do not depend on the drafter, the batch or the
+    number of workers.
     """
 
     def __init__(self, target: Any, settings: WorkerSettings, drafters: Mapping[str, Any]) -> None:
@@ -129,15 +131,15 @@ class Answerer:
 
     @property
     def fingerprint(self) -> str:
-        """Equal for workers whose texts are equal."""
+        """A string that is equal for workers that give the same texts."""
         return self._fingerprint(Ask([], AnswerOptions()))
 
     async def warm_up(self) -> None:
-        """Compile what is compiled once; raises if the model cannot answer at all."""
+        """Compile all code that is compiled once; raises if the model cannot answer at all."""
         await self._desk.warm_up()
 
     async def answer(self, request: BatchRequest) -> Answered:
-        """The output line of a request; one that cannot be answered has one too."""
+        """The output line of a request; if it cannot be answered, a line with the error."""
         try:
             for pause in PAUSES:
                 try:
@@ -156,8 +158,8 @@ class Answerer:
             return Answered(request.index, refused(request, told))
 
     async def _answer(self, request: BatchRequest) -> Answered:
-        """The output line of a request: its body read by a route, answered by the desk, worded by
-        the route.  Raises the `ApiError` of a body or an answer that fails."""
+        """The output line of a request: a route reads its body, the desk answers it, and the route
+        formats the answer. Raises an `ApiError` if any of this fails."""
         has_template = getattr(self._offer.tokenizer, "chat_template", None) is not None
         url, body = routed(request, is_chat=has_template and not self._settings.is_raw)
         route = self._routes[url]
@@ -177,7 +179,7 @@ class Answerer:
         return Answered(request.index, answered(request, reply.whole(answers)), counts)
 
     async def _written(self, request: BatchRequest, ask: Ask) -> list[Generation]:
-        """The answers of a request, whose tokens are noted as they come."""
+        """The answers of a request; their tokens are recorded as they come."""
         begun = request.begun if len(request.begun) == ask.num_choices else ()
         tokens = [list(begun[choice]) if begun else [] for choice in range(ask.num_choices)]
         ticket = self._desk.enter(ask, request_id=f"{next(self._entries)}", begun=begun)
@@ -191,13 +193,14 @@ class Answerer:
             self._running.pop(request.index, None)
 
     def begun(self) -> dict[int, list[list[int]]]:
-        """The tokens of the answers that are being written, by index of their request.
+        """The tokens of unfinished answers, by index of the request.
 
-        The last token of each is left out: an answer that was about to end goes on before its end.
+        The last token of each is left out, so that an answer that was about to end can be resumed
+        before its end.
         """
         kept = {index: [one[:-1] for one in all_] for index, all_ in self._running.items()}
         return {index: rows for index, rows in kept.items() if any(rows)}
 
     async def close(self) -> None:
-        """End the desk and its engines."""
+        """Close the desk and its engines."""
         await self._desk.close()

@@ -1,4 +1,4 @@
-"""`batch`: answers a file of requests into a folder, resumable, in the order of the file."""
+"""`batch`: answers a file of requests into a folder, in the order of the file; can be resumed."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ OnFailure = Callable[[int, str], None]
 
 
 class Source(Protocol):
-    """Where requests are answered: processes on this machine, or Ray.
+    """Answers requests in processes on this machine, or on Ray.
 
-    The answers come in any order.  on_ready gets the fingerprint of each worker.
+    Answers may come in any order. on_ready: called with the fingerprint of each worker.
     """
 
     def __call__(
@@ -63,13 +63,13 @@ def batch(
     retry_failed: bool = False,
     on_failure: OnFailure = lambda number, reason: None,
 ) -> JobSummary:
-    """Answer all requests of a file; started again, it goes on where it was.
+    """Answer all requests of a file. If it is started again, it continues where it stopped.
 
     Texts are the same with any number of workers, with any drafter and after any number of
-    interruptions, because seeds belong to lines and the rule is `match`.
-    workers: processes, among which the cores of this machine are divided.
-    answers: another place to answer requests in; see `Source`.
-    on_failure: called with the number of a line that fails in this run, and the reason.
+    interruptions, because each line has its own seed and the rule is `match`.
+    workers: the number of processes, which share the cores of this machine.
+    answers: another way of answering requests; see `Source`.
+    on_failure: called with the number of each line that fails in this run, and the reason.
     """
     if workers < 1:
         raise InputError(explain("There are too few workers.", workers, "Use 1 or more."))
@@ -105,9 +105,9 @@ def _answers(
     folder: JobFolder,
     answers: Callable[[Iterator[BatchRequest]], Iterable[Answered]],
 ) -> Iterator[tuple[Answered, int]]:
-    """The lines that are not done, answered or failed, with their numbers in the file.
+    """Answer the lines that are not done. Yields each with its line number.
 
-    Nothing is loaded where no request is left.
+    If no request is left, no model is loaded.
     """
     left = (_after(line, folder.begun) for line in source if line.index not in folder.done)
     requests = _Requests(left)
@@ -120,14 +120,14 @@ def _answers(
 
 
 def _after(line: BatchRequest | BadLine, begun: Mapping[int, Begun]) -> BatchRequest | BadLine:
-    """The line, with the tokens that an earlier run wrote of its answers."""
+    """The line, with the tokens that an earlier run generated for it."""
     if isinstance(line, BadLine) or line.index not in begun:
         return line
     return replace(line, begun=begun[line.index])
 
 
 class _Requests(Iterator[BatchRequest]):
-    """The requests among lines; bad lines become failures as they are passed."""
+    """The requests among the lines; invalid lines are collected as failures."""
 
     def __init__(self, lines: Iterable[BatchRequest | BadLine]) -> None:
         self._lines = iter(lines)
@@ -138,7 +138,7 @@ class _Requests(Iterator[BatchRequest]):
         self._lines = _chain(request, self._lines)
 
     def take_failures(self) -> list[tuple[Answered, int]]:
-        """Bad lines that were passed since the last call."""
+        """The invalid lines since the last call."""
         failures, self._failures = self._failures, []
         return failures
 
@@ -171,7 +171,7 @@ def _here(
 
 
 def _identity(source: Input, settings: WorkerSettings) -> dict[str, Any]:
-    """Everything that determines the texts of a job; drafter, draft length, batch size and number
+    """Everything that determines the texts of a job. Drafter, draft length, batch size and number
     of workers do not."""
     return {
         "input": source.digest(),
@@ -208,7 +208,8 @@ def _progress(num_done: int, total: int) -> Any:
 
 
 class _Lines:
-    """Standard error for a bar that cannot be redrawn: each of its states becomes a line."""
+    """A substitute for standard error that turns each update of a progress bar into a line of its
+    own."""
 
     def write(self, text: str) -> None:
         if state := text.strip():

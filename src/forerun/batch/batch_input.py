@@ -1,7 +1,7 @@
 """The input of a batch job: lines of JSON or rows of Parquet, read as requests.
 
-A line is one of OpenAI's batch format (`custom_id`, `method`, `url`, `body`), or a body by itself
-with a `prompt` or `messages`.  A line that is neither becomes a `BadLine`; the others go on.
+A line is in OpenAI's batch format (`custom_id`, `method`, `url`, `body`), or is just a body with a
+`prompt` or `messages`. An invalid line becomes a `BadLine` and does not stop the others.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ LONGEST_ID = 512  # characters of a custom_id
 
 @dataclass(frozen=True)
 class Input:
-    """A file of requests; iterating reads it from its beginning.
+    """A file of requests; iterating over it reads it from the beginning.
 
-    seed: the job's.  A line without a seed gets one made of this and its `custom_id`, or its line
-    number: never of when, where or beside what it runs.
-    defaults: fields of bare prompts and messages that do not have them.
+    seed: of the job. A line without a seed gets one derived from this and its `custom_id` or line
+    number, so it does not depend on when, where or beside what it runs.
+    defaults: fields for bare prompts and messages that lack them.
     """
 
     path: Path
@@ -105,7 +105,8 @@ class Input:
 
 
 class _LineError(Exception):
-    """Why a line is no request; the reason goes on after "Line 7"."""
+    """The reason why a line is not a request, as the rest of a sentence that begins with
+    "Line 7"."""
 
     def __init__(self, code: str, reason: str) -> None:
         super().__init__(reason)
@@ -113,7 +114,7 @@ class _LineError(Exception):
 
 
 def _json_lines(path: Path) -> Iterator[tuple[int, bytes]]:
-    """Line numbers and lines; empty ones are none."""
+    """The lines that are not empty, with their numbers."""
     with path.open("rb") as file:
         for number, line in enumerate(file, start=1):
             if stripped := line.removeprefix(BOM if number == 1 else b"").strip():
@@ -121,7 +122,7 @@ def _json_lines(path: Path) -> Iterator[tuple[int, bytes]]:
 
 
 def _object(raw: bytes) -> dict[str, Any]:
-    """The JSON object of a line; raises `_LineError` with the reason why it is none."""
+    """The JSON object in a line; raises `_LineError` if there is none."""
     try:
         return parse_object(raw)
     except ApiError as error:
@@ -130,7 +131,7 @@ def _object(raw: bytes) -> dict[str, Any]:
 
 
 def _custom_id(row: Mapping[str, Any], number: int, *, is_required: bool) -> str:
-    """The line's `custom_id`, or one made of its number where none is required."""
+    """The line's `custom_id`; if it has none and needs none, one made from its line number."""
     if row.get("custom_id") is None and not is_required:
         return f"line-{number}"
     custom_id = row.get("custom_id")

@@ -1,4 +1,4 @@
-"""Which route a request of a batch job takes, and what is wrong with it that needs no model."""
+"""Chooses the route of a batch request, and finds errors that can be seen without the model."""
 
 from __future__ import annotations
 
@@ -16,7 +16,8 @@ ANY_TOKEN = 1 << 31
 
 
 def routed(request: BatchRequest, *, is_chat: bool) -> tuple[str, Mapping[str, Any]]:
-    """The route of a request, and its body there.  is_chat: a bare prompt is a user's message."""
+    """The route of a request, and its body for that route. is_chat: treat a bare prompt as a user's
+    message."""
     body = dict(request.body)
     if request.url is not None:
         return request.url, body
@@ -36,9 +37,10 @@ def check_whole(*, is_streamed: bool) -> None:
 
 
 class Judge:
-    """Finds what a job would refuse, before its model is loaded.
+    """Finds requests that a job would refuse, before its model is loaded.
 
-    name: what bodies may call the model.  drafter: the job's.
+    name: the model's id.
+    drafter: that of the job.
     """
 
     def __init__(self, name: str, drafter: str, *, is_raw: bool) -> None:
@@ -48,10 +50,10 @@ class Judge:
         self._ways = (False,) if is_raw else (True, False)
 
     def why_not(self, request: BatchRequest) -> str | None:
-        """The reason why a request is refused, or None.
+        """The reason why a request would be refused; None if it would not be.
 
-        Whether a bare prompt is a message is known only with the model: it is wrong if it would
-        be in either case.
+        Whether a bare prompt becomes a chat message depends on the model, so it is refused only if
+        it would be wrong either way.
         """
         reasons = [self._reason(*routed(request, is_chat=is_chat)) for is_chat in self._ways]
         return reasons[0] if all(reasons) else None

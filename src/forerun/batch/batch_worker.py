@@ -1,10 +1,10 @@
 """A worker process of a batch job: `python -m forerun.batch.batch_worker`.
 
-Lines of JSON come in on standard input: the settings first, then requests.  Lines of JSON go out
-on standard output: `{"ready": fingerprint}` or `{"refused": reason}`, then answers as they are
-finished.  To `{"stop": true}` it says `{"begun": ...}`, the tokens so far of the answers that are
-being written.  When its input ends the worker does too, at once and without a word, also while it
-loads its model: whoever started it has all the answers, or is dead.
+It reads lines of JSON from standard input: the settings first, then requests. It writes lines of
+JSON to standard output: `{"ready": fingerprint}` or `{"refused": reason}`, then answers as they are
+finished. To `{"stop": true}` it replies `{"begun": ...}`, with the tokens of unfinished answers.
+When its input ends, it exits at once, even while loading its model, because its parent then needs
+nothing more.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ Tell = Callable[[dict[str, Any]], None]
 
 
 def main() -> None:
-    """Load the model that the first message names, then answer requests from standard input until
-    it ends.  A model that is refused ends the process with status 2."""
+    """Load the model that the first message names, then answer requests until standard input ends.
+    If the model is refused, exit with status 2."""
     tell = _teller(_answer_output())
     messages: SimpleQueue[dict[str, Any]] = SimpleQueue()
     threading.Thread(target=_listen, args=(messages,), daemon=True).start()
@@ -43,7 +43,7 @@ def main() -> None:
 
 
 def _listen(messages: SimpleQueue[dict[str, Any]]) -> None:
-    """Queue the messages from standard input; when it ends, so does the process."""
+    """Queue the messages from standard input; end the process when the input ends."""
     for line in sys.stdin:
         messages.put(json.loads(line))
     os._exit(0)
@@ -70,7 +70,7 @@ async def _work(answerer: Answerer, messages: SimpleQueue[dict[str, Any]], tell:
 
 
 def _answer_output() -> TextIO:
-    """Standard output for answers alone: what libraries print goes to standard error."""
+    """Standard output, reserved for answers; whatever else is printed goes to standard error."""
     output = os.fdopen(os.dup(sys.stdout.fileno()), "w", encoding="utf-8")
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
     return output
@@ -88,7 +88,8 @@ def _teller(output: TextIO) -> Tell:
 
 
 def _placed(settings: WorkerSettings, place: int) -> WorkerSettings:
-    """Settings for the worker at a place: on a machine with several GPUs they take turns."""
+    """The settings of the worker with this number; on a machine with several GPUs, workers are
+    spread over them."""
     if settings.device not in (None, "cuda"):
         return settings
     from torch import cuda

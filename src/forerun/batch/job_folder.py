@@ -1,12 +1,12 @@
-"""The folder of a batch job: what the job is, which lines are done, and its output.
+"""The folder of a batch job: its settings, which lines are done, and its output.
 
-`job.json` says what the job is; a folder of another job is refused.  `journal.jsonl` gets every
-finished line at once, in the order they are finished.  When all are done, `output.jsonl` is
-written in the order of the input, under another name first.  So the job can be killed at any
-byte: a torn last line of the journal is cut off and its request done again, nothing is lost, and
-nothing is there twice.  Where Ctrl-C stops it, `begun.json` keeps the tokens of the answers that
-were being written, and they go on from there.  Every line has a checksum, so a line that was
-changed is found, told, and its request done again too.
+`job.json` holds the settings; a folder with another job's is refused. Every finished line is
+appended to `journal.jsonl` at once. When all lines are done, `output.jsonl` is written in the order
+of the input, under a temporary name first. So the job can be killed at any byte: an incomplete last
+line of the journal is removed and its request done again, and no line is lost or repeated. If
+Ctrl-C stops the job, `begun.json` keeps the tokens of unfinished answers, which continue from
+there. Every line has a checksum; a line that was changed is reported, and its request is done
+again.
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ OTHER_JOB = "Choose another folder, or run the job of this one with the input an
 
 
 class JobFolder:
-    """The folder of one job, opened by one process at a time; it is created if needed.
+    """The folder of one job, created if needed. Only one process at a time can open it.
 
-    identity: what must not change within a job, by names for people.
-    retries_failures: forget lines that failed for reasons outside of themselves.
+    identity: the settings that must not change within a job, by readable names.
+    retries_failures: repeat lines whose failure was not their own fault.
     """
 
     def __init__(
@@ -63,7 +63,7 @@ class JobFolder:
 
     @property
     def done(self) -> Container[int]:
-        """Indexes of the lines that are finished."""
+        """The indices of the lines that are finished."""
         return self._offsets
 
     @property
@@ -76,7 +76,7 @@ class JobFolder:
         return sum(index < count for index in self._failures)
 
     def settle(self, name: str, value: str) -> None:
-        """Make a fact part of the job, or refuse one that differs from the job's."""
+        """Record a setting of the job; raises if it differs from the recorded one."""
         known = self.job.setdefault(name, value)
         if known != value:
             wrong = f"The output folder belongs to a job that differs in {name}."
@@ -101,7 +101,7 @@ class JobFolder:
         self._note(index, offset, line)
 
     def keep(self, begun: Mapping[int, Begun]) -> None:
-        """Write down the tokens of answers that were being written, by index."""
+        """Save the tokens of unfinished answers, by index."""
         self.begun = {**self.begun, **begun}
         kept = [[index, tokens] for index, tokens in self.begun.items() if index not in self.done]
         text = json.dumps({"begun": kept, "crc": _checksum(len(kept), kept)})
@@ -115,7 +115,7 @@ class JobFolder:
                 yield json.loads(journal.readline())["line"]
 
     def write_output(self, count: int, *, as_parquet: bool = False) -> Path:
-        """Write the output file, whole or not at all."""
+        """Write the output file; it is never left incomplete."""
 
         def write_json(path: Path) -> None:
             with path.open("w", encoding="utf-8") as file:
@@ -130,7 +130,7 @@ class JobFolder:
         return self._replaced("output.jsonl", write_json)
 
     def close(self) -> None:
-        """Bring the journal to disk and close it; raises where the disk fails."""
+        """Write the journal to disk and close it; raises if the disk fails."""
         try:
             os.fsync(self._journal.fileno())
         except OSError as error:
@@ -150,7 +150,7 @@ class JobFolder:
             self._failures.add(index)
 
     def _read_job(self, identity: Mapping[str, Any]) -> dict[str, Any]:
-        """The job of the folder; a new one if there is none."""
+        """Read the settings of the folder's job; if there is none, start a new job."""
         path = self.path / JOB
         if not path.exists():
             self.job = {**identity, "created": int(time.time())}
@@ -178,7 +178,7 @@ class JobFolder:
         self._replaced(JOB, lambda path: path.write_text(text, encoding="utf-8"))
 
     def _read_journal(self) -> None:
-        """Note what is finished.  A line that is torn or unreadable is as good as not there."""
+        """Read which lines are finished; lines that are incomplete or unreadable are ignored."""
         offset = end = num_damaged = 0
         self._journal.seek(0)
         with open(self._journal.fileno(), "rb", closefd=False) as journal:
@@ -194,7 +194,7 @@ class JobFolder:
             notice(f"{lines} of {self.path / JOURNAL} cannot be read: they are answered again")
 
     def _recall(self, offset: int, raw: bytes) -> bool:
-        """Take in a line of the journal that begins at `offset`; returns False if it is damaged."""
+        """Read the journal line at `offset`; returns False if it is damaged."""
         try:
             entry = json.loads(raw)
             index, line = entry["index"], entry["line"]
@@ -212,7 +212,7 @@ class JobFolder:
         return True
 
     def _read_begun(self) -> dict[int, Begun]:
-        """The tokens of answers that were being written; none where that file is damaged."""
+        """The tokens of unfinished answers; empty if that file is damaged."""
         try:
             told = json.loads((self.path / BEGUN).read_bytes())
             if told["crc"] != _checksum(len(told["begun"]), told["begun"]):
@@ -225,7 +225,7 @@ class JobFolder:
             return {}
 
     def _replaced(self, name: str, write: Callable[[Path], object]) -> Path:
-        """A file that is replaced in one step, so that nobody sees half of it."""
+        """Replace a file in one step, so that no incomplete file can be seen."""
         path, partial = self.path / name, self.path / f"{name}.partial"
         try:
             write(partial)
@@ -247,7 +247,7 @@ def _check_contents(path: Path) -> None:
 
 
 def _checksum(index: int, line: Any) -> int:
-    """A checksum of the contents of a line, whatever the order of its fields."""
+    """A checksum of a line's contents, independent of the order of its fields."""
     return crc32(json.dumps([index, line], sort_keys=True).encode())
 
 
@@ -258,7 +258,7 @@ def _not_written(path: Path, error: OSError) -> InputError:
 
 
 def _lock(journal: IO[bytes], path: Path) -> None:
-    """Keep other processes out for as long as this one lives."""
+    """Lock the folder for as long as this process lives."""
     try:
         import fcntl
     except ImportError:  # not on Windows
@@ -272,7 +272,7 @@ def _lock(journal: IO[bytes], path: Path) -> None:
 
 
 def _write_all(file: IO[bytes], data: bytes) -> None:
-    """All of the data, where one write may take a part of it."""
+    """Write all of the data, even if single writes take only a part of it."""
     view = memoryview(data)
     while view:
         view = view[file.write(view) :]

@@ -1,4 +1,4 @@
-"""Lines of a batch job: requests, or the reasons why they are none, and lines of output."""
+"""The lines of a batch job: requests, invalid lines, and lines of output."""
 
 from __future__ import annotations
 
@@ -14,9 +14,10 @@ Begun = Sequence[Sequence[int]]
 
 @dataclass(frozen=True)
 class BatchRequest:
-    """One line to answer.  url None: a bare prompt or messages, whose route the model decides.
+    """A line to answer.
 
-    begun: the tokens that each of its answers had when the job was stopped, to go on after.
+    url: None for a bare prompt or messages, whose route depends on the model.
+    begun: the tokens that each of its answers had when the job was stopped.
     """
 
     index: int  # its place among the inputs, from 0
@@ -29,7 +30,7 @@ class BatchRequest:
 
 @dataclass(frozen=True)
 class BadLine:
-    """One line that cannot be answered, and why."""
+    """A line that cannot be answered, and the reason."""
 
     index: int
     number: int
@@ -50,7 +51,7 @@ VOLATILE = ("speculation", "prompt_tokens_details", "input_tokens_details")
 
 
 def request_id_of(request: BatchRequest) -> str:
-    """A name for a request, the same in every run of it."""
+    """An id for a request that is the same in every run."""
     text = f"{request.body['seed']}\0{request.custom_id}"
     return blake2b(text.encode(), digest_size=12).hexdigest()
 
@@ -62,7 +63,7 @@ def answered(request: BatchRequest, body: Mapping[str, Any]) -> OutputLine:
 
 
 def refused(request: BatchRequest, error: ApiError) -> OutputLine:
-    """The output line of a request that a server would have refused, with the same status."""
+    """The output line of a request that a server would refuse, with the server's status."""
     return _responded(request, error.status, error.body())
 
 
@@ -84,14 +85,14 @@ def why_failed(line: Mapping[str, Any]) -> str | None:
 
 
 def may_be_retried(line: Mapping[str, Any]) -> bool:
-    """Whether a line failed for a reason outside of itself."""
+    """Whether the failure of a line was not its own fault."""
     if line["error"] is not None:
         return bool(line["error"]["code"] == "worker_died")
     return bool(line["response"]["status_code"] >= 500)
 
 
 def first_text(body: Mapping[str, Any] | None) -> str | None:
-    """The text of the first choice of a body, of any of the routes; None of a refusal."""
+    """The text of the first choice in a response body of any route; None if it was refused."""
     if body is None or body.get("error") is not None:
         return None
     if "output" in body:  # /v1/responses

@@ -1,4 +1,4 @@
-"""Rows of Parquet files as lines of JSON, and output lines as a Parquet file."""
+"""Reads the rows of Parquet files as lines of JSON, and writes output lines as a Parquet file."""
 
 from __future__ import annotations
 
@@ -16,9 +16,10 @@ ROWS_AT_ONCE = 1000
 
 
 def parquet_rows(path: Path) -> Iterator[tuple[int, bytes]]:
-    """Row numbers from 1, and rows as JSON; a column that is null is left out.
+    """Yield the row numbers, from 1, and the rows as JSON; null columns are left out.
 
-    A `body` that is a text is read as JSON: columns of mixed objects are often kept so.
+    If `body` is a string it is parsed as JSON, because columns of mixed objects are often stored as
+    strings.
     """
     parquet = _pyarrow_parquet()
     try:

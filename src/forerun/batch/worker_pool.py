@@ -1,7 +1,8 @@
 """Worker processes on this machine, which answer the requests of a batch job in any order.
 
-A worker that dies (out of memory, say) is replaced.  The requests it had are then given out one
-at a time, each alone in a worker: the one that kills it again is told as failed, the others go on.
+A worker that dies (out of memory, say) is replaced. The requests it had are then tried one at a
+time, each alone in a worker. If a request kills that worker too, it is reported as failed; the
+others continue.
 """
 
 from __future__ import annotations
@@ -30,11 +31,11 @@ Event = tuple["Worker", dict[str, Any] | None]  # a message; None when the worke
 
 
 class WorkersDyingError(ForerunError, RuntimeError):
-    """Workers keep dying, whichever requests they are given."""
+    """Workers keep dying, whichever requests they get."""
 
 
 class Worker:
-    """One worker process; its messages come as events."""
+    """A worker process; its messages arrive as events."""
 
     def __init__(
         self, place: int, settings: WorkerSettings, threads: int, events: SimpleQueue[Event]
@@ -59,7 +60,7 @@ class Worker:
         self._write(asdict(request))
 
     def stop(self) -> None:
-        """Ask for the tokens so far of the answers that are being written."""
+        """Ask the worker for the tokens of its unfinished answers."""
         self._write({"stop": True})
 
     def end(self) -> int:
@@ -87,10 +88,10 @@ class Worker:
 
 
 class WorkerPool:
-    """Iterate over the answers to `requests`, in the order they are finished.
+    """Iterates over the answers to `requests`, in the order in which they are finished.
 
     on_ready: called with the fingerprint of each worker; it may raise.
-    on_stop: called after Ctrl-C with the tokens so far of the answers that were being written.
+    on_stop: called after Ctrl-C with the tokens of unfinished answers.
     """
 
     def __init__(
@@ -137,7 +138,7 @@ class WorkerPool:
                 worker.end()
 
     def _begun(self) -> dict[int, Begun]:
-        """The tokens of the answers that workers have begun, from those that report in time."""
+        """The tokens of unfinished answers, from those workers that report in time."""
         waiting = [worker for worker in self._workers if worker.is_ready]
         for worker in waiting:
             worker.stop()
@@ -158,7 +159,7 @@ class WorkerPool:
         return Worker(place, self._settings, self._threads, self._events)
 
     def _fill(self) -> bool:
-        """Hand out requests to workers; returns False once all are answered."""
+        """Give requests to workers; returns False when all are answered."""
         for worker in self._workers:
             if not worker.is_ready:
                 continue
@@ -180,7 +181,8 @@ class WorkerPool:
         return request
 
     def _replace(self, worker: Worker) -> Iterator[Answered]:
-        """Start another worker for one that died; its requests become suspects, or the culprit."""
+        """Replace a worker that died. Its requests become suspects; a request that was alone in it
+        is reported as failed."""
         status = worker.status()
         self._num_deaths += 1
         if not worker.is_ready or self._num_deaths >= MOST_DEATHS:
@@ -200,12 +202,12 @@ class WorkerPool:
 
 
 def share_of_cores(cores: int, num_workers: int) -> int:
-    """Threads of each worker."""
+    """The number of threads for each worker."""
     return max(1, cores // num_workers)
 
 
 def num_cores() -> int:
-    """Cores that this process may use."""
+    """The number of cores that this process may use."""
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1

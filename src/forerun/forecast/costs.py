@@ -98,9 +98,10 @@ class MeasuredCosts:
 class CostModel:
     """The cost of a round and of plain decoding, from the costs of their passes.
 
-    target_cost: seconds, as a function, or relative as in `theory.speedup`: a number or a list in
-    units of a pass over one token, equal at every batch size.  draft_cost: seconds, as a function,
-    or a number, the cost of a draft step as a share of that pass at equal batch size.
+    target_cost: the seconds of a pass as a function; or relative costs as in `theory.speedup`, a
+    number or a list in units of a pass over one token. Relative costs hold at every batch size.
+    draft_cost: the seconds of a draft step as a function; or a number, the share of a one-token
+    pass at the same batch size.
     """
 
     draft_cost: float | PassCost

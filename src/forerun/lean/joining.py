@@ -47,7 +47,8 @@ class _Lot(NamedTuple):
 def join(parts: Iterable[Part], *, is_coarse: bool = False) -> Matrices:
     """Copy matrices and biases into one piece of memory.
 
-    is_coarse: inputs may be cut into one limb, which is done unless there are K-quants.
+    is_coarse: activations may be multiplied with one byte of precision instead of three
+    (see `limbs`); this is ignored if there are K-quants.
     """
     lots: list[_Lot] = []
     biases, depth, takes_limbs = [], [], []

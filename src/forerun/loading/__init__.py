@@ -1,1 +1,1 @@
-"""From a name, a folder or a file to a model on the best pass for it."""
+"""Loads models by name, folder or file, and chooses the fastest pass that fits each."""

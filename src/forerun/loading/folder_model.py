@@ -24,7 +24,7 @@ DTYPES = {"F32": "float32", "F16": "float16", "BF16": "bfloat16"}
 
 
 class FolderTensor(NamedTuple):
-    """A tensor and where it lies."""
+    """A tensor in a file: its name, shape and type, and where it begins."""
 
     name: str
     shape: tuple[int, ...]
@@ -41,7 +41,7 @@ class FolderTensor(NamedTuple):
 
 
 class FolderModel(NamedTuple):
-    """A folder whose names and shapes are those that transformers expects."""
+    """A model in a folder, with the tensor names and shapes that transformers expects."""
 
     folder: Path
     config: Any  # transformers'
@@ -50,7 +50,7 @@ class FolderModel(NamedTuple):
     tokenizer: Any  # None if there is none
 
     def num_turned_heads(self, name: str) -> int:
-        """None, because rows lie as they are used."""
+        """Always 0, because rows are stored in the order in which they are used."""
         return 0
 
     def values(self, name: str) -> HostArray:
@@ -62,13 +62,13 @@ class FolderModel(NamedTuple):
         return values
 
     def of(self, config: Any, tensors: dict[str, FolderTensor]) -> FolderModel:
-        """The model with another configuration, and the tensors that belong to it."""
+        """The same model with another configuration and the tensors that belong to it."""
         return self._replace(config=config, tensors=tensors, skeleton=_skeleton(config))
 
 
 def read_folder(folder: Path, dtype: str) -> FolderModel | None:
-    """The model in a folder; None if its weights are not simply those of its configuration, in the
-    precision that is asked for: transformers loads it then, or says what is wrong."""
+    """Describe the model in a folder. None if its weights are not simply those of its configuration
+    in the requested precision; then transformers loads it, or says what is wrong."""
     told = config_of(folder)
     check_folder(folder)
     refuse_other_kinds(folder, told)
@@ -95,7 +95,7 @@ def read_folder(folder: Path, dtype: str) -> FolderModel | None:
 
 
 def _keeps(dtype: str, told: Mapping[str, Any], tensors: Mapping[str, FolderTensor]) -> bool:
-    """Whether the weights in this precision are those of the files, which hold no others."""
+    """Whether the files hold only weights in this precision."""
     kept = {DTYPES.get(tensor.type) for tensor in tensors.values()}
     if dtype == "auto":
         dtype = told.get("dtype") or told.get("torch_dtype") or "auto"

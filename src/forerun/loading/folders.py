@@ -1,4 +1,4 @@
-"""What a folder with a model holds, checked before transformers looks for it."""
+"""Checks a folder or a name before transformers looks for a model there."""
 
 from __future__ import annotations
 
@@ -25,12 +25,13 @@ TOKENIZERS = (
 
 
 def at_home(name: str) -> Path:
-    """The path of a name; a leading ~ becomes the home folder, if there is one."""
+    """A name as a path; a leading ~ is replaced by the home folder."""
     return Path(os.path.expanduser(name))
 
 
 def check_name(name: str) -> None:
-    """Refuse an empty name, a file that is no model, and the path of a folder that there is not."""
+    """Refuse an empty name, a file that is not a model, and a path to a folder that does not
+    exist."""
     if not name.strip():
         cure = "Name a folder, or a model on the Hugging Face hub."
         raise InputError(explain("No model is named.", "an empty text", cure))
@@ -47,7 +48,7 @@ def check_name(name: str) -> None:
 
 
 def check_folder(folder: Path) -> None:
-    """Refuse a folder that holds no model, before its name is taken for one on the hub."""
+    """Refuse a folder without a model, before its name is looked up on the hub."""
     if _has(folder, CONFIGS):
         return
     names = sorted(file.name for file in folder.iterdir())
@@ -60,7 +61,8 @@ def check_folder(folder: Path) -> None:
 
 
 def tokenizer_of(place: str | Path, **options: Any) -> Any:
-    """The tokenizer of a model; None for a folder that has none, whose model reads token ids."""
+    """Load a model's tokenizer; None if its folder has none. The model then reads token ids
+    only."""
     from transformers import AutoTokenizer
 
     folder = Path(place)

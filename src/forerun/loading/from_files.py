@@ -1,9 +1,9 @@
 """Models for the lean CPU pass, packed from a GGUF file or a folder at every start.
 
 A small note is kept on disk: the tokenizer, the norms, where each tensor lies, and whether the pass
-reproduces transformers.  The first start tests that, on a few layers if the model is large.  The
-note is valid until the files change; weights are always read from the files.  From the second start
-on, torch is not needed.
+reproduces transformers. The first start tests that, on a few layers if the model is large. The note
+is valid until the files change; weights are always read from the files. From the second start on,
+torch is not needed.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ LAYERS = "model.layers."  # and the number: how names of a layer's tensors begin
 
 
 class FileModel(Protocol):
-    """A model in files, whose names and shapes are those that transformers expects."""
+    """A model in files, with the tensor names and shapes that transformers expects."""
 
     @property
     def config(self) -> Any: ...
@@ -40,15 +40,15 @@ class FileModel(Protocol):
 
     @property
     def skeleton(self) -> Any:
-        """The transformers model on the device "meta": it has no values."""
+        """The transformers model without values (on the device "meta")."""
 
     @property
     def tokenizer(self) -> Any:
         """The tokenizer; None if there is none."""
 
     def num_turned_heads(self, name: str) -> int:
-        """The number of heads whose rows have llama.cpp's order, in which the two numbers of a
-        rotary pair are neighbours; 0 if rows lie as in transformers, in two halves."""
+        """The number of heads whose rows are in llama.cpp's order, in which the two numbers of a
+        rotary pair are neighbours; 0 if rows are in transformers' order, in two halves."""
         ...
 
     def values(self, name: str) -> HostArray:
@@ -56,7 +56,7 @@ class FileModel(Protocol):
         ...
 
     def of(self, config: Any, tensors: Any) -> FileModel:
-        """The model with another configuration, and the tensors that belong to it."""
+        """The same model with another configuration and the tensors that belong to it."""
         ...
 
 
@@ -70,8 +70,8 @@ class Note(NamedTuple):
 
 
 def load_packed(source: Source, name: str, *, is_rounded: bool) -> LeanModel | None:
-    """The model in files, on request rounded to 8 bits; None if the lean pass does not compute it
-    or does not reproduce it."""
+    """Load the model in files, with weights rounded to 8 bits if asked. None if the lean pass does
+    not support it or does not reproduce it."""
     key, before = key_of(source.files), _stamps(source.files)
     note = notes.read(key, source.variant, Note)
     tokenizer: Any = None
@@ -97,7 +97,7 @@ def load_packed(source: Source, name: str, *, is_rounded: bool) -> LeanModel | N
         tokenizer = LightTokenizer(note.tokenizer, load_whole) if is_light else load_whole()
 
     def load_plain() -> Any:
-        """The model, loaded by transformers."""
+        """Load the model with transformers."""
         if _stamps(source.files) != before:
             wrong = "The model's files changed since it was loaded."
             raise InputError(explain(wrong, repr(str(source.place)), "Load the model again."))
@@ -108,7 +108,7 @@ def load_packed(source: Source, name: str, *, is_rounded: bool) -> LeanModel | N
 
 
 def _described(source: Source, name: str) -> tuple[Note, Any] | None:
-    """The facts to keep about a model, and its tokenizer; None if the lean pass does not fit it."""
+    """The note about a model, and its tokenizer; None if the lean pass does not support it."""
     from forerun.lean.weights import SERVED, described
     from forerun.models.families import why_unserved
     from forerun.models.no_warnings import no_warnings
@@ -141,7 +141,8 @@ def _described(source: Source, name: str) -> tuple[Note, Any] | None:
 
 
 def _layers_of_all_kinds(model: FileModel) -> Sequence[int]:
-    """The first two layers, and the first of every kind of attention and type of tensor."""
+    """The layers to test: the first two, and the first of each kind of attention and type of
+    tensor."""
     lists = _by_layer(model).values()
     kinds = enumerate(map(repr, zip(*lists, strict=True)))
     found: set[tuple[str, int | None]] = {(kind, number) for number, kind in kinds}
@@ -168,7 +169,7 @@ def _is_reproduced(model: FileModel, paths: Sequence[Path]) -> bool:
 
 
 def _filled(model: FileModel, names: Iterable[str]) -> Any:
-    """The skeleton with these weights and the rotary tables in memory."""
+    """The skeleton with the named weights and the rotary tables loaded."""
     import torch
 
     plain = model.skeleton
@@ -204,8 +205,8 @@ def _by_layer(model: FileModel) -> dict[str, list[Any]]:
 
 
 def _layer_of(name: str) -> tuple[int | None, str]:
-    """The layer of a tensor and its name inside, by its name in transformers; None for those
-    outside of layers."""
+    """The layer number of a tensor, and its name within the layer; the number is None outside of
+    layers."""
     if not name.startswith(LAYERS):
         return None, name
     number, _, rest = name.removeprefix(LAYERS).partition(".")
@@ -213,7 +214,7 @@ def _layer_of(name: str) -> tuple[int | None, str]:
 
 
 def _places(model: FileModel, paths: Sequence[Path]) -> dict[str, Sequence[Any]]:
-    """Where the matrices of a model lie, as `Note` has it."""
+    """Where each matrix of a model lies in its files, in the form that `Note` stores."""
     numbers = {path: number for number, path in enumerate(paths)}
     return {
         name: (
@@ -247,6 +248,6 @@ def _check_unchanged(source: Source, before: list[tuple[int, ...]]) -> None:
 
 
 def _stamps(paths: Sequence[Path]) -> list[tuple[int, ...]]:
-    """Size, times and inode of each file, which change when it is written to."""
+    """The size, times and inode of each file, to notice when one is changed."""
     seen = map(os.stat, paths)
     return [(each.st_size, each.st_mtime_ns, each.st_ctime_ns, each.st_ino) for each in seen]

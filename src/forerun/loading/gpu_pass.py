@@ -1,6 +1,8 @@
-"""Whether to use the lean GPU pass for a model: it must fit and agree.
+"""Decides whether a model uses the lean GPU pass: it must support the model and reproduce its
+logits.
 
-No time is measured: the two passes differ in the last bits, and a busy minute must not choose.
+Speed is not measured: the two passes differ in the last bits, and a busy minute must not decide
+which one is used.
 """
 
 from __future__ import annotations
@@ -22,12 +24,13 @@ def adopt(
     memory: float | int | None = None,
     kv_dtype: Literal["float8"] | None = None,
 ) -> Any:
-    """`plain`, a `HuggingFaceModel` on a CUDA device, or a `GpuModel` made of it.
+    """Return `plain`, a `HuggingFaceModel` on a CUDA device, or a `GpuModel` made from it.
 
-    memory: of the device that this process may fill, if that is said: a share, or bytes.
+    memory: how much of the device this process may fill, as a share or in bytes; None for the
+    default.
 
-    With `lean="auto"` the lean pass is taken where it fits the model and reproduces it, and
-    `plain.why_not_lean` has the reason where not; with True or a `kv_dtype` it is taken or refused.
+    With `lean="auto"` the lean pass is used if it supports the model and reproduces it; otherwise
+    `plain.why_not_lean` says why. With True it is used, or an error is raised.
     """
     reason = "lean=False asked for transformers" if lean is False else _why_not(plain)
     if not reason:
@@ -65,7 +68,8 @@ def adopt(
 
 
 def _why_not(plain: Any) -> str:
-    """Why the pass cannot be used, as far as that can be told without running it."""
+    """Why the pass cannot be used, as far as this is known without running it; empty if nothing is
+    known."""
     if os.environ.get("FORERUN_KERNELS", "1") == "0":
         return "FORERUN_KERNELS=0 turned the kernels off"
     try:
@@ -87,9 +91,9 @@ def _reproduces(plain: Any, candidate: Any) -> bool:
 
 
 def keeps_bits(model: Any, count: int = 48, long: int = 300) -> bool:
-    """Whether a text's logits are the same bits when it is fed token by token and in passes of
-    other sizes, one of them padded by another row and one wide. This depends on how the device adds
-    up."""
+    """Whether a text's logits have the same bits when it is fed token by token and in passes of
+    other sizes, one padded by another row and one wide. This depends on how the device adds
+    numbers."""
     text = [(7 + 7919 * (i + 1) ** 2) % model.vocab_size for i in range(long)]
 
     def fed(*sizes: int, beside: int = 0) -> Any:

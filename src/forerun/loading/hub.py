@@ -1,4 +1,4 @@
-"""What the Hugging Face hub says about a name, asked before anything large is imported."""
+"""Asks the Hugging Face hub about a name, before anything large is imported."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ FOLDERS = "*/*"
 
 
 def why_not(name: str, token: Any = None) -> str | None:
-    """The reason why the hub does not serve a model; None if it does. The hub is asked only once,
+    """The reason why the hub does not serve a model; None if it does. It is asked once here,
     because the loader would retry for a minute."""
     from huggingface_hub import HfApi
     from huggingface_hub.errors import HFValidationError, RepositoryNotFoundError
@@ -42,8 +42,8 @@ def is_cached(name: str, cache_dir: Any = None) -> bool:
 
 
 def packed_folder(name: str, **options: Any) -> Path | None:
-    """The folder of a downloaded model whose config.json says that its weights have few bits; None
-    for other models, which their loader downloads.
+    """Download a model whose config.json says that its weights have few bits; returns its folder.
+    None for other models, which their own loader downloads.
 
     options: revision, token, cache_dir and local_files_only.
     """
@@ -61,8 +61,8 @@ def packed_folder(name: str, **options: Any) -> Path | None:
 
 
 def without_hub(name: str) -> str:
-    """A sentence on the models that are installed here: the one that was probably meant, or all of
-    them."""
+    """A sentence that names the installed model that was probably meant, or all installed
+    models."""
     known = {full.split("/")[-1].lower(): full for full in installed_names()}
     alike = get_close_matches(name.split("/")[-1].lower(), known, 1, cutoff=0.7)
     if alike and known[alike[0]] == name:

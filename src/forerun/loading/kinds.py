@@ -1,6 +1,6 @@
-"""Folders that hold no decoder which stands alone: draft heads, an adapter, an encoder beside it.
+"""Refuses folders without a complete decoder model: draft heads, adapters, encoder-decoders.
 
-They are known by `config.json` and the names of files, before anything large is imported.
+They are recognised by `config.json` and file names, before anything large is imported.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ ALONE = "Name the model that it was made for; `forerun train` makes drafters for
 
 
 def refuse_other_kinds(folder: Path, config: Config) -> None:
-    """Refuse what is no causal language model by itself, and say what it is."""
+    """Refuse a folder that is not a causal language model on its own. The error says what it is."""
     kind = kind_of(folder, config)
     beside = kind == "forerun" and config  # a drafter in the folder of its own target
     if kind not in ("model", "adapter", "gguf", "") and not beside:
@@ -41,13 +41,14 @@ def refuse_other_kinds(folder: Path, config: Config) -> None:
 
 
 def is_adapter(folder: Path) -> bool:
-    """Whether a folder holds an adapter and not the model that it adapts; some hold its config."""
+    """Whether a folder contains an adapter without its base model's weights. It may contain that
+    model's config."""
     has_weights = any(any(folder.glob(pattern)) for pattern in WEIGHTS)
     return (folder / "adapter_config.json").is_file() and not has_weights
 
 
 def check_adapter(folder: Path) -> None:
-    """Refuse an adapter that cannot be merged here, with what to do."""
+    """Refuse an adapter that cannot be merged here; the error says what to do."""
     base = object_in(folder / "adapter_config.json").get("base_model_name_or_path")
     if "quantization_config" in object_in(Path(str(base)) / "config.json"):
         wrong = f"The folder holds an adapter (LoRA) for {base}, whose weights have few bits."
@@ -64,7 +65,7 @@ def check_adapter(folder: Path) -> None:
 
 
 def merged(folder: Path, **options: Any) -> Any:
-    """The model of an adapter with the adapter in its weights, as transformers has it."""
+    """The base model of an adapter with the adapter merged into its weights."""
     from peft import AutoPeftModelForCausalLM  # type: ignore[import-not-found, unused-ignore]
 
     model = AutoPeftModelForCausalLM.from_pretrained(str(folder), **options)
@@ -75,6 +76,6 @@ def merged(folder: Path, **options: Any) -> Any:
 
 
 def _base_of(config: Config) -> str:
-    """A sentence with the model that heads belong to; empty where the files do not name it."""
+    """A sentence that names the model that draft heads belong to; empty if the files do not say."""
     base = config.get("base_model_name_or_path")
     return f"Name its target, {base!r}; drafters that fit are chosen by themselves." if base else ""

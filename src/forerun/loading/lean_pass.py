@@ -1,4 +1,4 @@
-"""Chooses the pass of a loaded model: transformers, or a lean one where its extra is installed."""
+"""Chooses the pass of a loaded model: transformers', or a lean one if its extra is installed."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ INSTALL = 'Install it with: pip install "forerun[cpu]"'
 
 
 def memory_of(given: float | str | None) -> float | int | None:
-    """`gpu_memory` as a share of the device, or as bytes."""
+    """Parse `gpu_memory` to a share of the device, or to bytes."""
     if given is None:
         return None
     wrong = "gpu_memory is a share of the device, or an amount."
@@ -65,7 +65,7 @@ def with_pass(
     memory: float | int | None = None,
     kv_dtype: KvDtype | None = None,
 ) -> Any:
-    """A loaded `HuggingFaceModel`, or the `LeanModel` or `GpuModel` made of it."""
+    """Return a loaded `HuggingFaceModel`, or the `LeanModel` or `GpuModel` made from it."""
     check_kv_dtype(kv_dtype, lean, quantize, str(plain.model.device))
     if quantize is None and plain.model.device.type == "cuda":
         from forerun.loading.gpu_pass import adopt

@@ -1,8 +1,8 @@
-"""A tokenizer that answers the usual questions without transformers, whose import takes seconds.
+"""A tokenizer that answers the usual calls without transformers, which takes seconds to import.
 
-It encodes, decodes and words chats by the libraries that transformers uses for that itself.  What
-else is asked of it goes to the whole tokenizer, which is loaded then.  `of` makes one only if it
-gives what the whole one gives, on texts and chats of several kinds.
+It encodes, decodes and renders chats with the libraries that transformers itself uses. Any other
+call loads the complete tokenizer and is passed to it. `of` makes a light tokenizer only if it gives
+the same results as the complete one on texts and chats of several kinds.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ TOOL_CHAT = [
 
 
 class KeptTokenizer(NamedTuple):
-    """The parts that a light tokenizer is made of."""
+    """What a light tokenizer is made from; it can be stored on disk."""
 
     words: NDArray[np.uint8]  # the JSON text of the tokenizers library; empty: there is none
     chat_template: str | None
@@ -111,21 +111,20 @@ class LightTokenizer:
         return repr(self._all)
 
     def __reduce__(self) -> Any:
-        """Copies and pickles contain the whole tokenizer."""
+        """Copy and pickle the complete tokenizer instead."""
         return _itself, (self._all,)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._all, name)
 
     def __setattr__(self, name: str, value: Any) -> None:
-        """Set an attribute; from then on the whole tokenizer answers."""
+        """Set an attribute of the complete tokenizer, which answers all calls from then on."""
         setattr(self._all, name, value)
         vars(self).pop(name, None)
 
     @property  # type: ignore[misc]
     def __class__(self) -> Any:
-        """The class of the whole tokenizer, for code that asks whether this is one of
-        transformers."""
+        """The class of the complete tokenizer, for `isinstance`."""
         return type(self._all)
 
     @property
@@ -151,8 +150,7 @@ def _itself(value: Any) -> Any:
 
 
 def of(tokenizer: Any) -> KeptTokenizer:
-    """The parts of a light tokenizer that does the same as a tokenizer; `NONE` if that is not
-    possible."""
+    """The parts of a light tokenizer equivalent to this one; `NONE` if there is none."""
     try:
         kept = KeptTokenizer(
             words=np.frombuffer(tokenizer.backend_tokenizer.to_str().encode(), np.uint8),
@@ -174,7 +172,7 @@ def of(tokenizer: Any) -> KeptTokenizer:
 
 
 def _answers(tokenizer: Any, texts: Sequence[str]) -> list[Any]:
-    """The ids and decoded texts that a tokenizer gives for some texts and some kinds of chats."""
+    """What a tokenizer gives for some texts and chats, for comparison."""
     told: list[Any] = []
     for text in texts:
         ids = tokenizer.encode(text)
@@ -232,7 +230,7 @@ def _to_json(
 
 
 def _compiled(template: str) -> Any:
-    """A template in the sandbox that templates of strangers get, with the little it needs."""
+    """A chat template, compiled in the sandbox for untrusted templates."""
     from jinja2.exceptions import TemplateError
     from jinja2.sandbox import ImmutableSandboxedEnvironment
 

@@ -185,7 +185,7 @@ def load(
 
 
 def _read(source: Source, name: str, *, is_rounded: bool) -> LeanModel | None:
-    """The model of a source on the lean CPU pass; None if it has to be loaded in another way."""
+    """Load a source on the lean CPU pass; None if it must be loaded in another way."""
     try:
         from forerun.loading.from_files import load_packed
 
@@ -197,7 +197,7 @@ def _read(source: Source, name: str, *, is_rounded: bool) -> LeanModel | None:
 def _gguf_on_gpu(
     path: Path, name: str, device: Any, dtype: Any, lean: Lean, memory: Any, kv_dtype: Any
 ) -> HuggingFaceModel | LeanModel | GpuModel:
-    """The model in a GGUF file, with its weights in the bits of the file."""
+    """Load a GGUF file on a GPU, keeping its weights in the bits of the file."""
     _check_extra()
     wrapper = huggingface_model()
     from forerun.loading.packed_checkpoint import told
@@ -212,8 +212,8 @@ def _gguf_on_gpu(
 
 
 def _packed_format(name: str, folder: Path, config: Mapping[str, Any], lean: Lean) -> Any:
-    """The format of few bits in which a folder stores its weights; None if it has none, or one
-    that is left to transformers."""
+    """The few-bit format in which a folder stores its weights; None if there is none, or if
+    transformers should load it."""
     about = config.get("quantization_config")
     if not isinstance(about, Mapping):
         return None
@@ -235,7 +235,7 @@ def _packed_format(name: str, folder: Path, config: Mapping[str, Any], lean: Lea
 
 
 def _packed(name: str, folder: Path, stored_as: Any, device: Any, dtype: Any, lean: Lean) -> Any:
-    """The model in a folder whose weights have few bits; None if it is left to transformers."""
+    """Load a folder with few-bit weights; None if transformers should load it."""
     from forerun.loading.packed_checkpoint import load_packed
 
     try:
@@ -248,7 +248,7 @@ def _packed(name: str, folder: Path, stored_as: Any, device: Any, dtype: Any, le
 
 
 def _tell_numbers(model: Any, dtype: Any) -> None:
-    """Warn where a model computes in another precision than the one that was asked for."""
+    """Warn if a model computes in another precision than requested."""
     asked = str(dtype).removeprefix("torch.")
     if isinstance(model, CpuPass) and asked not in ("None", "auto", "float32"):
         warn(
@@ -258,7 +258,7 @@ def _tell_numbers(model: Any, dtype: Any) -> None:
 
 
 def _from(model: Any, is_converted: bool) -> HuggingFaceModel | LeanModel | GpuModel:
-    """A model, which is told where its weights come from if they were converted."""
+    """The model; if it was converted, its `source` now says so."""
     loaded: HuggingFaceModel | LeanModel | GpuModel = model
     if is_converted:
         model.source = "from a GGUF file"
@@ -322,7 +322,8 @@ def _is_tokenizer(value: Any) -> bool:
 
 
 def _check_tokenizer(tokenizer: Any) -> None:
-    """Refuse what cannot turn texts into tokens and back, such as a tokenizer's name."""
+    """Refuse an object that cannot turn texts into tokens and back, such as the name of a
+    tokenizer."""
     if tokenizer is None or _is_tokenizer(tokenizer):
         return
     cure = (
@@ -335,7 +336,7 @@ def _check_tokenizer(tokenizer: Any) -> None:
 
 
 def on_usual_device(model: Any) -> Any:
-    """The model on the GPU where there is one that has room for it."""
+    """Move the model to the GPU, if there is one with enough room."""
     device = usual_device()
     if device is None:
         return model
@@ -349,8 +350,8 @@ def on_usual_device(model: Any) -> Any:
 
 
 def _compile_drafter() -> None:
-    """Compile the pass of the default model's shipped drafter, beside what loading the model
-    compiles."""
+    """Compile the default model's drafter in a second process, while loading compiles the model's
+    pass."""
     try:
         from forerun.lean import compiler
     except ImportError:  # loading will say what is wrong
@@ -365,7 +366,7 @@ def _check_extra() -> None:
 
 
 def _can_download(name: str, options: Mapping[str, Any]) -> bool:
-    """Whether the hub serves the model; if not, it must have been downloaded before."""
+    """Whether the hub serves the model. If not, raises unless it was downloaded before."""
     reason: str | None = "local_files_only keeps the Hugging Face hub from being asked"
     if not options.get("local_files_only"):
         reason = hub.why_not(name, options.get("token"))
@@ -375,15 +376,16 @@ def _can_download(name: str, options: Mapping[str, Any]) -> bool:
 
 
 def _heed_caps(model: Any) -> None:
-    """Attend eagerly where scores are capped: torch's fused attention has none, and transformers
-    5.17 chooses it for Gemma 2 all the same."""
+    """Use eager attention if scores are capped. torch's fused attention cannot cap them, and
+    transformers 5.17 chooses it for Gemma 2 nevertheless."""
     config = model.config.get_text_config(decoder=True)
     if getattr(config, "attn_logit_softcapping", None) is not None:
         model.set_attn_implementation("eager")
 
 
 def _refuse_unknown(error: TypeError, given: Mapping[str, Any]) -> None:
-    """Refuse an unknown option by its name where the loader complains of it."""
+    """If the loader's error is about an option of the caller's that it does not know, raise an
+    error that names it."""
     found = re.search(r"unexpected keyword argument '(\w+)'", str(error))
     if found is None or found[1] not in given:
         return

@@ -1,4 +1,4 @@
-"""Models that a call names: `generate("name", ...)`."""
+"""Loads models given by name, as in `generate("name", ...)`."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ _lock = RLock()
 
 
 def model_of(target: Any) -> LanguageModel:
-    """The given model, or the model of a name or folder. The model that was last loaded by name is
-    kept for the next call, and no other."""
+    """The given model as a `LanguageModel`; a name or folder is loaded. Only the last model loaded
+    in this way is kept for the next call."""
     if not isinstance(target, str | Path):
         return wrap(target)
     name = str(target)

@@ -1,9 +1,9 @@
-"""Notes about models on disk, so that a later process need not find out again what they say.
+"""Notes about models on disk, which save later processes the work of examining them again.
 
-A note is named after the contents of the model's files, after the options and the processor, and
-after the code that packs: `contents-variant-code`.  When a note is written, those that other code
-made of the same contents and variant are removed, and so is every file that was not used for a
-month.  A process that has one of them open keeps it.
+A note's file name is made of the model's contents, of the options and the processor, and of the
+code that packs: `contents-variant-code`. Writing a note removes those that other code made for the
+same contents and variant, and all files that were not used for a month. A process that has such a
+file open can still read it.
 """
 
 from __future__ import annotations
@@ -32,8 +32,7 @@ Tree = TypeVar("Tree")
 
 
 def read(digest: str, variant: str, kind: type[Tree]) -> Tree | None:
-    """The note about these contents and options; None if there is none, or if others may have
-    written it."""
+    """The note about these contents and options; None if there is none or it cannot be trusted."""
     file = _file(digest, variant)
     if not is_ours(file):
         return None
@@ -47,7 +46,7 @@ def read(digest: str, variant: str, kind: type[Tree]) -> Tree | None:
 
 
 def write(digest: str, variant: str, kept: Any) -> str:
-    """Keep something for the next start.  Returns why that was not possible, or an empty string."""
+    """Keep a note for the next start. Returns why that failed, or an empty string."""
     if reason := why_not_cached():
         return f"the cache {reason}. Set FORERUN_CACHE to a folder that you may write to"
     file = _file(digest, variant)
@@ -71,7 +70,7 @@ def _digest(*facts: object) -> str:
 
 
 def _make_room(newest: Path) -> None:
-    """Remove notes that a new one replaces, notes that nobody uses, and unfinished ones."""
+    """Remove notes that are replaced by the newest, unused ones, and unfinished files."""
     variant = newest.name.rpartition("-")[0]
     for file in newest.parent.iterdir():
         limit = UNUSED

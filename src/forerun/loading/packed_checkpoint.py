@@ -1,8 +1,7 @@
-"""Checkpoints whose matrices have few bits, from their shards to the device, tensor by tensor.
+"""Loads checkpoints whose matrices have few bits, tensor by tensor, from their files to the device.
 
-The model is transformers' own, made without values.  On a GPU its linear layers and
-experts keep their weights packed; elsewhere they are written out, which is the model that the
-checkpoint stands for.
+The model is transformers' own, made without values. On a GPU its linear layers and experts keep
+their weights packed; elsewhere the weights are converted to ordinary floats.
 """
 
 from __future__ import annotations
@@ -28,7 +27,7 @@ SHARE = 0.95  # of the free memory, that weights may take
 
 
 class Shards:
-    """The tensors of a folder, each read from its file when it is asked for."""
+    """The tensors of a folder; each is read from its file when it is needed."""
 
     def __init__(self, folder: Path, device: Any) -> None:
         index = folder / "model.safetensors.index.json"
@@ -48,7 +47,7 @@ class Shards:
         return name in self._places
 
     def find(self, name: str) -> Any:
-        """A tensor on the device; None if there is none of this name."""
+        """The tensor with this name, on the device; None if there is none."""
         if name not in self._places:
             return None
         self.unread.discard(name)
@@ -56,7 +55,7 @@ class Shards:
 
 
 def told(model: Any, stored_as: str) -> str:
-    """A sentence on the bytes, format, pass and room of a loaded `LanguageModel`."""
+    """A sentence on a loaded model: its bytes, format, pass and room for tokens."""
     plain = model.model
     total = sum(map(bytes_of, {id(each): each for each in plain.parameters()}.values()))
     total += sum(map(bytes_of, packed_parts(plain)))
@@ -68,9 +67,9 @@ def told(model: Any, stored_as: str) -> str:
 def load_packed(
     folder: Path, stored_as: Format, device: Any, dtype: Any = None, keeps_bits: bool | None = None
 ) -> Any:
-    """The model in a folder, on a device.
+    """Load the model in a folder to a device.
 
-    keeps_bits: whether linear layers keep their weights packed; None: on a GPU.
+    keeps_bits: whether linear layers keep their weights packed; None: only on a GPU.
     """
     if (folder / "adapter_config.json").is_file():
         wrong = "An adapter lies beside weights of few bits, into which it cannot be merged."
@@ -110,8 +109,8 @@ def load_packed(
 
 
 def dtype_of(asked: Any, told: Any = None) -> Any:
-    """The precision of a model in 16 bits: the one asked for, or the one that its configuration
-    names."""
+    """The 16-bit precision of a model: the requested one, or the one in its configuration, or
+    bfloat16."""
     if asked in (None, "auto"):
         return told if told in (torch.bfloat16, torch.float16) else torch.bfloat16
     return getattr(torch, str(asked).removeprefix("torch."))
@@ -132,7 +131,7 @@ def _check_room(folder: Path, needed: int, device: Any) -> None:
 def _fill_linear(
     model: Any, shards: Shards, stored_as: Format, dtype: Any, keeps_bits: bool
 ) -> int:  # fmt: skip
-    """Read the few-bit matrices of linear layers, and give back their number."""
+    """Read the few-bit matrices of all linear layers. Returns how many there were."""
     first, *others = stored_as.parts
     found = 0
     for name, module in list(model.named_modules()):
@@ -162,7 +161,7 @@ def _fill_linear(
 
 
 def _fill_rest(model: Any, shards: Shards, folder: Path, dtype: Any) -> None:
-    """Read the tensors in 16 bits or more: embeddings, norms, biases, some matrices."""
+    """Read the tensors with 16 bits or more: embeddings, norms, biases, some matrices."""
     tied = model.config.tie_word_embeddings
     for name, parameter in list(model.named_parameters()):
         if not parameter.is_meta:

@@ -1,7 +1,7 @@
-"""Experts whose matrices have few bits: read one by one and put below one another in one matrix.
+"""Loads experts whose matrices have few bits; all experts of a layer are stacked in one matrix.
 
-A checkpoint stores them as a stack (`experts.gate_up_proj_blocks`, gpt-oss) or each under a name of
-its own (`experts.7.gate_proj.weight`).
+A checkpoint stores them as a stack (`experts.gate_up_proj_blocks`, gpt-oss), or each under its own
+name (`experts.7.gate_proj.weight`).
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ MATRICES = {"gate_up_proj": ("gate_proj", "up_proj"), "down_proj": ("down_proj",
 def fill_experts(
     model: Any, shards: Any, stored_as: Format, dtype: Any, keeps_bits: bool
 ) -> int:  # fmt: skip
-    """Read the few-bit experts of a model, and give back the number of stacks.
+    """Read the few-bit experts of a model. Returns the number of stacks.
 
     shards: `find` gives a tensor by its name, or None; `in` tells whether there is one.
     """
@@ -64,8 +64,8 @@ def _check_router(mlp: Any, place: str, shards: Any, stored_as: Format) -> None:
 def _read(
     place: str, name: str, shape: tuple[int, int, int], shards: Any, stored_as: Format, dtype: Any
 ) -> Iterator[Packed]:
-    """The matrices of a stack of this shape (E, out, in) in their order; none if it is stored in 16
-    bits."""
+    """Yield the matrices of a stack with this shape (E, out, in), in order; none if it is stored in
+    16 bits."""
     count, rows, depth = shape
     whole = f"{place}.{name}"
     if f"{whole}_{stored_as.parts[0]}" in shards:
@@ -94,7 +94,8 @@ def _find(shards: Any, name: str, part: str) -> Any:
 
 
 def _joined(place: str, matrices: Sequence[Packed]) -> Packed:
-    """Matrices one below another; they must be alike but for the precision of their scales."""
+    """Matrices stacked into one; they must have the same format, except for the precision of their
+    scales."""
     if len({matrix.scales.dtype for matrix in matrices}) > 1:
         for matrix in matrices:
             matrix.scales = matrix.scales.float()

@@ -1,7 +1,8 @@
-"""GGUF files on the GPU pass: matrices stay in the bits of the file, all else has 16 bits.
+"""Loads GGUF files for the GPU pass: matrices keep the bits of the file, everything else has 16
+bits.
 
-Blocks of a file (`forerun.lean.blocks` has them too) come apart into numbers and tables on the
-device, matrix by matrix.
+The blocks of a file (see `forerun.lean.blocks`) are split into numbers and tables on the device,
+one matrix at a time.
 """
 
 from __future__ import annotations
@@ -23,9 +24,9 @@ Units = Any  # (N, units of a row, bytes of a unit), uint8
 
 
 def load_gguf(path: Path, device: Any, dtype: Any = None) -> tuple[Any, Any]:
-    """The model in a file, on a device, and its tokenizer.
+    """Load the model in a file to a device; returns it with its tokenizer.
 
-    dtype: of all that has no few bits; None: bfloat16.
+    dtype: of everything that does not have few bits; None: bfloat16.
     """
     source, dtype = read_model(path), dtype_of(dtype)
     model, place = source.skeleton, torch.device(device)
@@ -66,12 +67,12 @@ def _matrix(source: GgufModel, name: str, tensor: Tensor, device: Any, dtype: An
 
 
 def _halves(units: Units, at: int) -> Any:
-    """The float16 numbers (N, units) at a byte of every unit."""
+    """The float16 numbers (N, units) that begin at byte `at` of every unit."""
     return units[:, :, at : at + 2].contiguous().view(torch.float16)[:, :, 0]
 
 
 def _nibbles(units: Units) -> Any:
-    """The low and then the high four bits of bytes (N, units, B), as (N, units, 2 B)."""
+    """All low four bits and then all high four bits of bytes (N, units, B), as (N, units, 2 B)."""
     return torch.cat([units & 0xF, units >> 4], 2)
 
 

@@ -1,6 +1,6 @@
-"""Where a model's files are, and what the lean CPU pass needs to read them as they are.
+"""Finds the files of a model, and how the lean CPU pass reads them.
 
-A source is found without torch and transformers, because a later start does without them.
+This needs neither torch nor transformers, so that later starts can do without them.
 """
 
 from __future__ import annotations
@@ -34,14 +34,14 @@ class Source(NamedTuple):
 
 
 def is_for_cpu(device: Any) -> bool:
-    """Whether a model that is put there could run on the lean CPU pass."""
+    """Whether a model on this device could run on the lean CPU pass."""
     if importlib.util.find_spec("numba") is None:
         return False
     return str(device) == "cpu" or (device is None and usual_device() is None)
 
 
 def source_of(name: str, dtype: Any) -> Source | None:
-    """The files of a name; None for a name whose weights are elsewhere or rounded on the way."""
+    """The files for a name; None if its weights are elsewhere or have to be rounded."""
     told = str(dtype or "auto").removeprefix("torch.")
     file = gguf_file(name)
     if file is not None:

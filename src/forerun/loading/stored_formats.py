@@ -1,8 +1,8 @@
-"""The formats of few bits in which checkpoints store matrices, by the fields of their config.json.
+"""The few-bit formats in which checkpoints store matrices, identified by the fields of config.json.
 
-Each is read into `Packed` on the device, one matrix at a time.  What is read is the weights alone:
-a checkpoint that asks for activations of few bits as well is computed with activations in the
-precision of the model, which is nearer to the model that it was made of.
+Each matrix is read into `Packed` on the device, one at a time. Only weights are read: if a
+checkpoint asks for few-bit activations too, they are computed in the model's precision instead,
+which is closer to the original model.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ FORMATS = {
 
 
 class Stored(NamedTuple):
-    """One matrix in a checkpoint."""
+    """One matrix of a checkpoint."""
 
     name: str  # of the linear layer
     shape: tuple[int, int]  # (out, in)
@@ -42,7 +42,7 @@ class Stored(NamedTuple):
     find: Callable[[str], Any]  # a tensor by the rest of its name, on the device; None if absent
 
     def tensor(self, part: str, *kinds: Any) -> Any:
-        """A required tensor of one of these dtypes."""
+        """A tensor that must exist and have one of these dtypes."""
         found = self.find(part)
         if found is None:
             wrong = f"The weights of {self.name} lack {part!r}, which their format has."
@@ -54,7 +54,7 @@ class Stored(NamedTuple):
         return found
 
     def scales(self, part: str) -> Any:
-        """The scales, all of which must be finite."""
+        """The scales; raises if any is not finite."""
         found = self.tensor(part)
         if found.dtype == torch.uint8 or "e8m0" in str(found.dtype):  # exponents
             found = (found.view(torch.uint8).float() - 127).exp2()
@@ -65,13 +65,13 @@ class Stored(NamedTuple):
         return narrow if torch.equal(narrow.float(), found.float()) else found.float()
 
     def check(self, part: str, found: tuple[int, ...], expected: tuple[int, ...]) -> None:
-        """Refuse a tensor of another shape."""
+        """Refuse a tensor of a wrong shape."""
         if found != expected:
             wrong = f"{self.name}.{part} does not belong to a matrix of {self.shape}."
             raise InputError(explain(wrong, f"{found} where {expected} was expected", CURE))
 
     def made(self, numbers: Any, scales: Any, kind: str, zeros: Any = None) -> Packed:
-        """The matrix made of these numbers; refused if the scales do not divide it evenly."""
+        """The matrix made from these numbers; refused if the scales do not divide it evenly."""
         most, largest = SCALES_BELOW.get(kind, float("inf")), float(scales.abs().max())
         if largest >= most:
             wrong = f"The scales of {self.name} are too large for small floats."
@@ -109,7 +109,8 @@ class Format(NamedTuple):
 
 
 def format_of(config: Mapping[str, Any]) -> Format:
-    """The format that quantization_config describes.  Raises UnsupportedError for others."""
+    """The format that quantization_config describes; raises UnsupportedError if it is not
+    supported."""
     method = str(config.get("quant_method", "")).lower()
     if method == "fp8":
         return Format("fp8", ("weight", "weight_scale_inv"), _read_fp8)
@@ -144,7 +145,7 @@ NEAREST = {
 
 
 def unserved(what: str, nearest: str) -> UnsupportedError:
-    """The error for a format that is not served."""
+    """The error for a format that is not supported."""
     wrong = "The checkpoint stores its weights in a format that is not served."
     cure = f"The nearest that is served: {nearest}.  Or load the model in bfloat16."
     return UnsupportedError(explain(wrong, what, cure))
@@ -159,7 +160,7 @@ def _expect(config: Mapping[str, Any], field: str, *served: Any) -> None:
 
 
 def _compressed(config: Mapping[str, Any]) -> Format:
-    """compressed-tensors, all of whose matrices have one format."""
+    """The format of a compressed-tensors checkpoint, which must use one format for all matrices."""
     name, groups = config.get("format"), config.get("config_groups")
     if not isinstance(groups, Mapping) or not groups:
         wrong = "quantization_config has no config_groups, which compressed-tensors has."
@@ -218,7 +219,7 @@ def _read_blocks(stored: Stored) -> Packed:
 
 
 def _float4(stored: Stored, part: str, scales: str, shape: tuple[int, ...]) -> Packed:
-    """Pairs of numbers of this shape, the first in the low bits, in groups of 32."""
+    """A matrix of 4-bit floats stored as pairs, the first in the low bits, in groups of 32."""
     (rows, depth), pairs = stored.shape, stored.tensor(part, torch.uint8)
     if depth % 32:
         wrong = f"The groups of {stored.name} do not divide it."
@@ -304,7 +305,7 @@ def _name(kind: Any) -> str:
 
 
 def _by_row(stored: Stored, table: Any) -> Any:
-    """A table of scales or zeros with a row for each of the matrix."""
+    """A table of scales or zeros, expanded to one row per row of the matrix."""
     table = table.reshape(-1, 1) if table.dim() < 2 else table
     if len(table) == 1 and stored.shape[0] > 1:
         table = table.expand(stored.shape[0], table.shape[1]).contiguous()
@@ -312,7 +313,7 @@ def _by_row(stored: Stored, table: Any) -> Any:
 
 
 def _apart(words: Any, bits: int) -> Any:
-    """The numbers in each row of 32-bit words, one to a byte, the lowest bits first."""
+    """The numbers in rows of 32-bit words, one per byte, those in the lowest bits first."""
     shifts = torch.arange(0, 32, bits, device=words.device, dtype=torch.int32)
     apart = words.contiguous()[:, :, None] >> shifts & (1 << bits) - 1
     return apart.to(torch.uint8).reshape(len(words), -1)

@@ -298,7 +298,7 @@ def _table_kinds(model: Any) -> list[str]:
 
 
 def _tables(model: Any) -> list[int | None]:
-    """The rotary table of each layer."""
+    """The index of each layer's rotary table; None for layers that are not rotated."""
     kinds, layers = _table_kinds(model), model.model.layers
     of_layers = [""] * len(layers) if kinds == [""] else model.config.layer_types
     return [
