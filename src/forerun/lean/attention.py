@@ -171,8 +171,8 @@ def seen_from(plan: Plan, token: int, window: int) -> Any:
 
 @inner
 def span(heads: HeadShape, plan: Plan, tile: int, window: int) -> Any:
-    """The first and the end of the slots that the queries of a tile see; the first is rounded down
-    to the beginning of a page."""
+    """The slots that the queries of a tile see: the first (rounded down to the beginning of a page)
+    and the end."""
     group = heads.queries // heads.keys
     first, count, _ = plan.tiles[tile]
     last = (first + count - 1) // group

@@ -103,7 +103,8 @@ class Raw(NamedTuple):
         return self.shape[0] * self.row_bytes
 
     def read(self, begin: int, end: int) -> Bytes:
-        """The bytes (rows, bytes of a row) of some rows, in the order in which they are used."""
+        """The bytes (rows, bytes of a row) of rows `begin` to `end`, in the order in which they are
+        used."""
         if self.heads and (begin, end) != (0, self.shape[0]):
             return self.read(0, self.shape[0])[begin:end]
         found = np.empty((end - begin, self.row_bytes), np.uint8)
@@ -122,7 +123,7 @@ class Raw(NamedTuple):
         return found
 
     def values(self, begin: int, end: int) -> Floats:
-        """Some of its rows as float32."""
+        """Rows `begin` to `end` as float32."""
         return widened(self.read(begin, end), self.type)
 
 
@@ -143,8 +144,8 @@ def widened(raw: Bytes, type: str) -> Floats:
 
 
 def are_finite(raw: Bytes, type: str) -> bool:
-    """Whether all numbers in rows (rows, bytes of a row) are finite: where blocks have a scale and
-    an offset of 16 bits, these decide."""
+    """Whether all numbers in rows (rows, bytes of a row) are finite. Where blocks have 16-bit
+    scales and offsets, only these need to be checked."""
     if type == "F32":
         return bool(np.isfinite(raw.view(np.float32)).all())
     units, bits = raw.reshape(-1, TYPES[type].num_bytes), 0x7F80 if type == "BF16" else 0x7C00
@@ -200,15 +201,15 @@ def halves() -> Floats:
 
 @cache
 def minus_eight() -> NDArray[np.uint16]:
-    """A table: the bits of each float16, times -8, by the bits of the number itself."""
+    """A table that gives, by the bits of a float16, the bits of that number times -8."""
     with np.errstate(over="ignore", invalid="ignore"):
         return (halves() * np.float32(-8)).astype(np.float16).view(np.uint16)
 
 
 @inner
 def _word(raw: Bytes, at: int) -> np.uint32:
-    """Four bytes, which need not be aligned.  Numbers without a sign are not counted from the end,
-    so that the four become one load."""
+    """Four bytes, which need not be aligned, as one number. The index is unsigned, so that the
+    compiler makes it a single load."""
     first = np.uint64(at)
     return (
         np.uint32(raw[first])
@@ -244,7 +245,8 @@ def _spread(bits: np.uint32) -> np.uint32:
 def _decode(
     raw: Bytes, at: int, type: int, halves: Floats, q: NDArray[np.uint32], d: Floats, m: Floats
 ) -> None:
-    """Write the q of the unit at a byte of `raw`, four to a word, and the scales of its blocks."""
+    """Decode the unit at byte `at` of `raw`: write its q, four to a word, and the scales of its
+    blocks."""
     four = np.uint32(4)
     if type == Q8_0:
         d[0], m[0] = _half(raw, at, halves), np.float32(0)

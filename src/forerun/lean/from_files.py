@@ -1,7 +1,8 @@
-"""A model whose weights are packed from its files at every start, which takes about a second.
+"""Packs a model's weights from its files at every start, which takes about a second.
 
-Nothing large is kept, then: the files are enough.  What little else the pass needs of a model, its
-`Description`, can be made of a transformers model without weights, and kept for the next start.
+So nothing large has to be kept on disk beside the files. Everything else that the pass needs, the
+model's `Description`, is made from a transformers model without weights, and can be kept for the
+next start.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ class Description(NamedTuple):
 
 
 def no_matrices(biases: Floats) -> Matrices:
-    """Matrices without weights, which have biases only."""
+    """Matrices without weights, with biases only."""
     none = np.empty(0, np.int64)
     return Matrices(np.empty(0, np.uint8), biases, none, none, none, none != 0, none, None, None)
 
@@ -40,9 +41,9 @@ def no_matrices(biases: Floats) -> Matrices:
 def with_weights(
     about: Description, raws: Mapping[str, Raw], *, is_rounded: bool = False
 ) -> Packed:
-    """The whole model.  raws: the weights by their names in transformers.
+    """Complete a description with its weights. raws: the weights by their names in transformers.
 
-    is_rounded: linear weights are rounded to 8 bits.  Raises InputError for weights that are not
+    is_rounded: linear weights are rounded to 8 bits. Raises InputError for weights that are not
     finite, or a file that is too short.
     """
     weights, embedding = about.packed.weights, raws[EMBEDDING]
@@ -58,8 +59,7 @@ def with_weights(
 
 
 def _parts(about: Description, raws: Mapping[str, Raw], is_rounded: bool) -> Iterator[Part]:
-    """The matrices of a pass, in their order; a head without weights of its own is the
-    embedding."""
+    """Yield the matrices of a pass, in order. A head without its own weights uses the embedding."""
     biases, at = about.packed.weights.matrices.biases, 0
     for names, takes_turns in about.layers:
         pieces = [raws.get(name, raws[EMBEDDING]) for name in names]

@@ -1,4 +1,5 @@
-"""Rows of the lean pass, with keys and values in pages, scored by all layers or by the first."""
+"""The rows of the lean pass: keys and values in pages, scored by all layers or by the first
+ones."""
 
 from __future__ import annotations
 
@@ -30,7 +31,8 @@ NO_SPLIT = np.empty((0, 0), np.float32)
 
 
 class Beginning(NamedTuple):
-    """The first tokens of a text with their keys, values and states, from which rows can go on."""
+    """A copy of the first tokens of a text with their keys, values and states, from which rows can
+    continue."""
 
     tokens: Sequence[int]
     pages: Sequence[Page]  # shared by all rows that begin with them
@@ -43,7 +45,7 @@ class Beginning(NamedTuple):
 
 
 class LeanRows(PathRows):
-    """Rows of one model; the verbs of `LanguageModel` without the checks."""
+    """The rows of one model; implements the methods of `LanguageModel` without their checks."""
 
     def __init__(
         self,

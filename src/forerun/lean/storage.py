@@ -41,7 +41,7 @@ class Layout(NamedTuple):
 
 
 def layout_for(dots: Dots) -> Layout:
-    """The layout that these instructions read."""
+    """The memory layout of blocks for a processor with these instructions."""
     return Layout(dots.sums, FOUR, BLOCK // 2, dots.is_offset)
 
 
@@ -87,13 +87,13 @@ def store(matrix: Floats) -> Stored:
 
 
 def float32(matrix: Floats) -> Stored:
-    """The matrix as it is, which always works."""
+    """Store the matrix in float32, which always works."""
     panels = to_panels(matrix)
     return Stored(Format.FLOAT32, panels.reshape(len(panels), -1).view(np.uint8))
 
 
 def bfloat16(matrix: Floats) -> Stored | None:
-    """The matrix in bfloat16; None if that would round some weight."""
+    """Store the matrix in bfloat16; None if that would round some weight."""
     bits = matrix.view(np.uint32)
     if (bits & 0xFFFF).any():
         return None
@@ -102,7 +102,7 @@ def bfloat16(matrix: Floats) -> Stored | None:
 
 
 def float16(matrix: Floats) -> Stored | None:
-    """The matrix in float16; None if that would round some weight."""
+    """Store the matrix in float16; None if that would round some weight."""
     if not np.array_equal(_half(matrix), matrix):
         return None
     panels = to_panels(matrix.astype(np.float16))
@@ -110,7 +110,8 @@ def float16(matrix: Floats) -> Stored | None:
 
 
 def block8(matrix: Floats, layout: Layout = LAYOUT_8) -> Stored | None:
-    """The matrix in BLOCK8, as Q8_0 and Q5_0 give it; None if some weight is no d * q."""
+    """Store the matrix in BLOCK8, which fits weights from Q8_0 and Q5_0; None if some weight is not
+    d * q."""
     low, high = _extremes(matrix)
     size = np.maximum(high, -low)
     guesses = [(_half(size / count), np.zeros_like(size)) for count in (127, 16)]
@@ -119,7 +120,8 @@ def block8(matrix: Floats, layout: Layout = LAYOUT_8) -> Stored | None:
 
 
 def block4(matrix: Floats, layout: Layout = LAYOUT_4) -> Stored | None:
-    """The matrix in BLOCK4, as Q4_0 and Q4_1 give it; None if some weight is no d * q + m."""
+    """Store the matrix in BLOCK4, which fits weights from Q4_0 and Q4_1; None if some weight is not
+    d * q + m."""
     low, high = _extremes(matrix)
     largest = np.where(high > -low, high, low)
     guesses = [(_half((high - low) / 15), _half(low)), (_half(largest / -8), _half(largest))]
@@ -127,7 +129,8 @@ def block4(matrix: Floats, layout: Layout = LAYOUT_4) -> Stored | None:
 
 
 def block6k(matrix: Floats, layout: Layout = LAYOUT_8) -> Stored | None:
-    """The matrix in BLOCK6K, as Q6_K and Q3_K give it; None if some weight is no d * q."""
+    """Store the matrix in BLOCK6K, which fits weights from Q6_K and Q3_K; None if some weight is
+    not d * q."""
     d = _per_block(Format.BLOCK6K, matrix)
     if not find_scales(matrix, 32, d):
         return None
@@ -135,7 +138,8 @@ def block6k(matrix: Floats, layout: Layout = LAYOUT_8) -> Stored | None:
 
 
 def block5k(matrix: Floats, layout: Layout = LAYOUT_8) -> Stored | None:
-    """The matrix in BLOCK5K, as Q5_K and Q5_1 give it; None if some weight is no d * q + m."""
+    """Store the matrix in BLOCK5K, which fits weights from Q5_K and Q5_1; None if some weight is
+    not d * q + m."""
     d, m = _per_block(Format.BLOCK5K, matrix), _per_block(Format.BLOCK5K, matrix)
     if not find_offsets(matrix, 31, d, m):
         return None
@@ -143,7 +147,8 @@ def block5k(matrix: Floats, layout: Layout = LAYOUT_8) -> Stored | None:
 
 
 def block4k(matrix: Floats, layout: Layout = LAYOUT_4) -> Stored | None:
-    """The matrix in BLOCK4K, as Q4_K gives it; None if some weight is no d * q + m."""
+    """Store the matrix in BLOCK4K, which fits weights from Q4_K; None if some weight is not d * q +
+    m."""
     d, m = _per_block(Format.BLOCK4K, matrix), _per_block(Format.BLOCK4K, matrix)
     if not find_offsets(matrix, 15, d, m):
         return None
@@ -151,7 +156,8 @@ def block4k(matrix: Floats, layout: Layout = LAYOUT_4) -> Stored | None:
 
 
 def rounded(matrix: Floats) -> Floats:
-    """The nearest matrix that BLOCK8 can keep.  This changes weights, so it is another model."""
+    """The nearest matrix that BLOCK8 can store. This changes weights, so the result is another
+    model."""
     blocks = matrix.reshape(len(matrix), -1, BLOCK)
     d = _half(np.abs(blocks).max(2) / 127)
     q = np.clip(np.rint(blocks / _divisor(d)), -127, 127)

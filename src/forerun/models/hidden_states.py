@@ -57,7 +57,7 @@ class History:
             self._is_new[row] = True
 
     def cut(self, row: int) -> None:
-        """Keep no states of tokens that the row stores from now on."""
+        """From now on, keep no states of the tokens that this row stores."""
         self._is_cut[row] = True
 
     def _first(self, parts: list[Any], length: int) -> list[Any]:

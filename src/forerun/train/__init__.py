@@ -1,1 +1,1 @@
-"""Training a drafter for a target: its own answers, then self-distillation on them."""
+"""Trains a drafter for a target on the target's own answers, by self-distillation."""

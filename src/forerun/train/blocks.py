@@ -1,7 +1,7 @@
-"""A network that guesses in blocks (drafters/block), run ahead of many places of a text at once.
+"""Trains a network that guesses in blocks (drafters/block), from many places of a text at once.
 
-The block after place t has token t + 1 as its anchor.  It sees the features of the tokens up to t
-and itself: exactly what it sees when it drafts.
+The block after place t has token t + 1 as its anchor. It attends to the features of the tokens up
+to t and to itself, exactly as when it drafts.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ DECAY = math.exp(-1 / 4)  # of the weights of later guesses, as published for DF
 
 @dataclass
 class Blocks:
-    """The training of a network that makes all its guesses in one pass."""
+    """Trains a network that makes all guesses of a round in one pass."""
 
     network: BlockNetwork
     teacher: Teacher
@@ -38,9 +38,9 @@ class Blocks:
         yield from outputs[:, :, :num_steps].unbind(2)
 
     def loss(self, batch: Batch, step: int) -> Tensor:
-        """The mean objective of each guess of the blocks, weighted and summed.
+        """The mean objective of each guess over all blocks, weighted and summed.
 
-        A guess counts where its block begins in the same answer.
+        A guess counts only if its block begins in the same answer.
         """
         design, device = self.network.design, batch.tokens.device
         first = batch.first + step % self.stride
@@ -64,7 +64,7 @@ class Blocks:
 
 @dataclass(frozen=True)
 class BlockRecipe:
-    """A few layers that make all guesses in one pass."""
+    """How to train a network of a few layers that makes all guesses in one pass."""
 
     block_size: int
     num_layers: int
@@ -105,8 +105,8 @@ def run_blocks(
     tokens: Tensor,  # (B, L)
     places: Tensor,  # (Q,): the last token that the target has processed before each block
 ) -> Tensor:
-    """Draft a block after each of `places`; returns outputs (B, Q, N, D), where guess j after place
-    t is for token t + 2 + j."""
+    """Draft a block after each of `places`. Returns outputs (B, Q, N, D); guess j after place t is
+    for token t + 2 + j."""
     design = network.design
     features = network.features(hidden[:, :-1])
     known = torch.arange(features.shape[1], device=hidden.device)

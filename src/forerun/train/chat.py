@@ -1,4 +1,4 @@
-"""The texts that a target's chat template puts around each message."""
+"""The texts that a target's chat template puts around messages."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ MARKS = ("@first@", "@second@", "@third@")
 
 @dataclass(frozen=True)
 class Chat:
-    """A tokenizer, and the texts that the model's template puts around messages; they are empty for
-    a model without a template."""
+    """A tokenizer, and the texts that the chat template puts around messages
+    (empty without a template)."""
 
     tokenizer: Any
     opening: str  # before the first thing the user says
@@ -20,7 +20,7 @@ class Chat:
 
     @classmethod
     def of(cls, tokenizer: Any) -> Chat:
-        """Read the frame off a conversation of marks."""
+        """Find these texts by applying the template to a conversation of markers."""
         if getattr(tokenizer, "chat_template", None) is None:
             return cls(tokenizer, "", "", "")
         roles = ("user", "assistant", "user")
@@ -37,7 +37,8 @@ class Chat:
         return bool(self.to_assistant)
 
     def encode(self, text: str, *, frame: bool = False) -> list[int]:
-        """frame: with the tokens that the tokenizer puts around a text."""
+        """The tokens of a text. frame: include the tokens that the tokenizer adds around a whole
+        text."""
         fast = getattr(self.tokenizer, "backend_tokenizer", None)  # several times as fast
         if fast is not None:
             return list(fast.encode(text, add_special_tokens=frame).ids)
@@ -50,14 +51,15 @@ class Chat:
         return text.strip()
 
     def ask(self, text: str) -> list[int]:
-        """The tokens of a first turn, up to where the answer begins.
+        """The tokens of a first question, up to where the answer begins.
 
-        Without a template they are those that `generate` makes of the text: some models say
-        nothing sensible without their first token.
+        Without a template they are the same as those of `generate`: some models need their first
+        token to answer sensibly.
         """
         return self.encode(self.opening + text + self.to_assistant, frame=not self.has_turns)
 
     def after_turn(self, text: str, said: list[int]) -> list[int]:
-        """The tokens of a text after what a model said, which may have ended its turn already."""
+        """The tokens of a text that follows a model's reply; the token that ends a turn is not
+        repeated."""
         tokens = self.encode(text)
         return tokens[1:] if said and tokens and tokens[0] == said[-1] else tokens

@@ -1,4 +1,4 @@
-"""The conversations of a run, collected from a source until there are enough, none twice."""
+"""Collects the conversations of a run from a source until there are enough, without duplicates."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ MOST_REPEATS = 2000
 
 
 class Source(Protocol):
-    """Where conversations come from: the target in this process, or workers elsewhere."""
+    """A source of conversations: the target in this process, or workers elsewhere."""
 
     def play(self) -> list[Spoken]:
-        """Wait for a moment; returns the conversations that have ended, if any."""
+        """Work for a short time. Returns the conversations that have ended, if any."""
         ...
 
 
@@ -35,7 +35,8 @@ def collect(
 ) -> None:
     """Add to the collection until it has `num_answer_tokens`, or `seconds` have passed.
 
-    It ends early if the source has nothing new to say.  What has come is written in any case.
+    It stops early if the source produces nothing new. Whatever was collected is written in any
+    case.
     """
     start = time.perf_counter()
     try:
@@ -53,9 +54,9 @@ SHARD = 500_000  # tokens per file, prompts included
 
 
 class Collection:
-    """Takes conversations and writes them in shards.
+    """Collects conversations and writes them in shards.
 
-    openings: the token ids that a conversation about each prompt begins with.
+    openings: for each prompt, the token ids with which its conversations begin.
     """
 
     def __init__(self, folder: Path, openings: Sequence[Sequence[int]]) -> None:
@@ -75,11 +76,11 @@ class Collection:
 
     @property
     def asked(self) -> list[int]:
-        """How often each prompt has been answered."""
+        """How many times each prompt has been answered."""
         return [self._asked[opening] for opening in self._openings]
 
     def add(self, spoken: Sequence[Spoken]) -> int:
-        """Keep the conversations that are new; returns their answer tokens."""
+        """Add conversations, leaving out duplicates. Returns the number of new answer tokens."""
         fresh = self._count(spoken)
         self._waiting += fresh
         gained = count_answers(fresh)
@@ -89,13 +90,13 @@ class Collection:
         return gained
 
     def flush(self) -> None:
-        """Write what has not been written."""
+        """Write the conversations that have not been written yet."""
         if self._waiting:
             write_shard(self._folder, self._waiting)
             self._waiting = []
 
     def _count(self, spoken: Sequence[Spoken]) -> list[Spoken]:
-        """Count prompts as answered; returns the conversations that are new."""
+        """Count the prompts as answered. Returns the conversations that are not duplicates."""
         fresh: list[Spoken] = []
         for conversation in spoken:
             opening = _digest(conversation.tokens[: int(conversation.is_answer.argmax())])

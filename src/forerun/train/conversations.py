@@ -17,7 +17,7 @@ from forerun.train.chat import Chat
 
 @dataclass(frozen=True)
 class Say:
-    """The next tokens of a script, and how the model continues after them."""
+    """A step of a script: tokens to feed, and how the model replies to them."""
 
     tokens: Sequence[int]
     temperature: float
@@ -70,9 +70,9 @@ FRAMES = (
 
 
 class Cycle:
-    """Texts in random order, again and again.
+    """Yields texts in random order, again and again.
 
-    asked: how often each text was asked before, in an earlier run.
+    asked: how many times each text was used in earlier runs.
     """
 
     def __init__(
@@ -87,7 +87,7 @@ class Cycle:
         return len(self.texts)
 
     def next(self) -> tuple[str, int]:
-        """A text, and how often it has been asked."""
+        """The next text, and how many times it was used before."""
         if not self.waiting:
             self.waiting = self.order.sample(range(len(self.texts)), len(self.texts))
             self.number += 1
@@ -97,7 +97,7 @@ class Cycle:
 
 @dataclass
 class Author:
-    """Writes scripts, and keeps answers and questions for later ones."""
+    """Writes scripts, and keeps answers and questions as material for later ones."""
 
     chat: Chat
     prompts: Sequence[str]
@@ -120,7 +120,8 @@ class Author:
         return Cycle([text for text, _ in chosen], self.random, [count for _, count in chosen])
 
     def short(self) -> Script:
-        """A question from the file, from the model, or about one of its texts."""
+        """A script with a short prompt: a question from the file, from the model, or about one of
+        its texts."""
         if not self.chat.has_turns or len(self.passages) < ENOUGH:
             return self.from_prompt()
         kinds = (self.from_prompt, self.self_prompted, self.about_text, self.asked_for_question)
@@ -128,16 +129,17 @@ class Author:
         return kind()
 
     def long(self) -> Script:
-        """A long prompt of the file, or, once there are enough texts, several of them and a
-        question about them."""
+        """A script with a long prompt: from the file, or several earlier texts and a question about
+        them."""
         if self.long_prompts and self.random.random() < 0.6:
             return self.from_prompt(self.long_prompts)
         return self.about_texts() if len(self.questions) >= ENOUGH else self.short()
 
     def from_prompt(self, prompts: Cycle | None = None) -> Script:
-        """The next prompt of the file: greedily at first, later at 0.7 and at 1 in turns.
+        """A script for the next prompt of the file: answered greedily the first time, then at
+        temperature 0.7 and 1 in turns.
 
-        The greedy answer is the same every time, so it is asked for once.
+        The greedy answer is always the same, so it is collected only once.
         """
         prompts = prompts or self.short_prompts or self.long_prompts
         prompt, times = prompts.next()
@@ -146,7 +148,7 @@ class Author:
         yield from self._discussion(self.chat.ask(prompt), chance, temperature)
 
     def self_prompted(self) -> Script:
-        """Let the model write the user's turn, then answer it."""
+        """A script in which the model writes the user's question and then answers it."""
         asked = yield Say(self.chat.encode(self.chat.opening), 1.0, 160, is_answer=False)
         if 4 <= len(asked) < 160:
             yield from self._discussion(self.chat.after_turn(self.chat.to_assistant, asked), 0.25)
@@ -168,7 +170,7 @@ class Author:
         self.questions.append((passage, self.chat.decode(asked)))
 
     def about_texts(self) -> Script:
-        """Several texts side by side, then a question about one of them, or a request to summarise
+        """A script with several texts, then a question about one of them or a request to summarise
         all."""
         passage, question = self.random.choice(self.questions)
         texts = [passage, *(self._passage(300) for _ in range(self.random.randint(1, 3)))]
@@ -180,7 +182,7 @@ class Author:
     def _discussion(
         self, tokens: Sequence[int], chance: float, temperature: float | None = None
     ) -> Script:
-        """An answer, then up to three more questions about it, each with the given chance."""
+        """An answer, followed by up to three further questions, each with the given probability."""
         for _ in range(3):
             temperature = self._temperature() if temperature is None else temperature
             answer = yield Say(tokens, temperature, self.limit)
@@ -198,7 +200,8 @@ class Author:
         return _first_words(self.random.choice(self.passages), self.random.randint(20, most_words))
 
     def _remember(self, answer: list[int], temperature: float) -> None:
-        """Keep an answer as a text, unless it is short, sampled too freely, or repetitive."""
+        """Keep an answer as a text for later scripts, unless it is short, sampled at a high
+        temperature, or repetitive."""
         if temperature < 1 and len(answer) >= 60:
             text = self.chat.decode(answer)
             words = text.split()
@@ -207,5 +210,5 @@ class Author:
 
 
 def _first_words(text: str, count: int) -> str:
-    """The beginning of a text, with its line breaks."""
+    """The first words of a text, with their line breaks."""
     return " ".join(text.split(" ")[:count])

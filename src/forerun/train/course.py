@@ -1,6 +1,6 @@
-"""What a network is taught: how it runs ahead of a text, and what it is to get right there.
+"""The interface of training one kind of network, and the training objectives.
 
-The objectives compare its laws with the target's.
+The objectives compare the network's distributions with the target's.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from forerun.train.teacher import Batch, Teacher
 
 
 class Course(Protocol):
-    """How one kind of network is trained."""
+    """Trains one kind of network."""
 
     @property
     def network(self) -> Any: ...
@@ -25,42 +25,42 @@ class Course(Protocol):
     def teacher(self) -> Teacher: ...
 
     def ahead(self, hidden: Tensor, tokens: Tensor, num_steps: int, first: int) -> Iterator[Tensor]:
-        """Draft from every place at once; yields the outputs (B, Q, D) of each guess, in order.
+        """Draft from every place at once. Yields the outputs (B, Q, D) of each guess, in order.
 
-        hidden: (B, L, F), the target's states.  tokens: (B, L).  Column i drafts after token t + 1,
-        where t = first + i is the last token that the target has processed; its guess j is for
-        token t + 2 + j.
+        hidden: (B, L, F), the target's states. tokens: (B, L).
+        Column i drafts after token t + 1, where t = first + i is the last token that the target has
+        processed; its guess j is for token t + 2 + j.
         """
         ...
 
     def loss(self, batch: Batch, step: int) -> Tensor:
-        """The loss that the training step of this number minimises."""
+        """The loss of the training step with this number."""
         ...
 
 
 class Recipe(Protocol):
-    """A kind of drafter to train, with the choices of that kind."""
+    """A kind of drafter to train, with its options."""
 
     @property
     def kind(self) -> str: ...
 
     def design(self, config: Any, num_tokens: int, mlp_size: int | None, mask_token: int) -> Design:
-        """The design for a target with this transformers configuration. mask_token: a token that is
-        never said."""
+        """The design for a target with this transformers configuration. mask_token: a token that
+        never occurs in texts."""
         ...
 
     def network(self, design: Any) -> Any:
-        """The network, with weights that are still to be initialised or loaded."""
+        """The network; its weights must still be initialised or loaded."""
         ...
 
     def course(self, network: Any, teacher: Teacher, objective: Objective) -> Course: ...
 
     def settings(self) -> dict[str, Any]:
-        """The choices, which must not change when a run resumes."""
+        """The options that must not change when a run is resumed."""
         ...
 
     def in_words(self) -> str:
-        """The choices in the words of the drafter's page."""
+        """The options in words, for the drafter's model card."""
         ...
 
 
@@ -70,17 +70,18 @@ index (A,) of the target's likeliest token, -1 where it has none; gives losses (
 
 
 def forward_kl(logits: Tensor, probs: Tensor, best: Tensor) -> Tensor:
-    """Cross-entropy with the target's law, which differs from the divergence by a constant."""
+    """The cross-entropy with the target's distribution; it differs from the KL divergence by a
+    constant."""
     return -(probs * torch.log_softmax(logits, -1, dtype=torch.float32)).sum(-1)
 
 
 def total_variation(logits: Tensor, probs: Tensor, best: Tensor) -> Tensor:
-    """One minus the overlap of the two laws."""
+    """The total variation distance: 1 minus the overlap of the two distributions."""
     return 1 - torch.minimum(logits.float().softmax(-1), probs.float()).sum(-1)
 
 
 def top_one(logits: Tensor, probs: Tensor, best: Tensor) -> Tensor:
-    """Cross-entropy with the target's likeliest token."""
+    """The cross-entropy with the target's likeliest token."""
     return torch.nn.functional.cross_entropy(
         logits.float(), best, ignore_index=-1, reduction="none"
     )

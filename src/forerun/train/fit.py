@@ -1,6 +1,6 @@
-"""Checks before anything is collected: whether a drafter can be trained for a target at all.
+"""Checks, before anything is collected, that a drafter can be trained for a target.
 
-Other reasons that would end the run hours later are looked for here as well.
+This includes anything else that would make the run fail hours later.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ BYTES_PER_TOKEN = 16  # of collected answers, prompts included
 
 
 def check_disk(folder: Path, design: Design, num_answer_tokens: int) -> None:
-    """Refuse a disk without room for the answers and the state of the training."""
+    """Refuse a disk without enough room for the answers and the state of the training."""
     needed = BYTES_PER_WEIGHT * sum(map(math.prod, design.shapes.values()))
     needed += BYTES_PER_TOKEN * num_answer_tokens
     place = next(parent for parent in (folder, *folder.absolute().parents) if parent.exists())
@@ -40,7 +40,7 @@ def check_disk(folder: Path, design: Design, num_answer_tokens: int) -> None:
 
 
 def check_prompts(chat: Chat, prompts: Sequence[str], context: int) -> None:
-    """Refuse prompts if all of them are so long that no answer fits."""
+    """Raise if all prompts are so long that no answer fits."""
     if not any(len(chat.ask(prompt)) + SHORTEST <= context for prompt in prompts):
         wrong = f"No prompt leaves room for an answer in {context} tokens."
         cure = "Shorten the prompts, or add short ones."
@@ -54,9 +54,10 @@ def likeliest_tokens(
     endings: Sequence[int],
     kept: Sequence[int] | NDArray[np.int64] = (),
 ) -> tuple[NDArray[np.int64], float]:
-    """Ids (Vd,), ascending, and the share of all answer tokens that they cover.
+    """The most frequent answer tokens (Vd,), ascending, and the share of all answer tokens that
+    they cover.
 
-    kept: tokens that are included first, however rare.
+    kept: tokens that are always included, however rare.
     """
     said = np.concatenate([text.tokens[text.is_answer] for text in spoken])
     counts = np.bincount(said, minlength=vocab_size)
@@ -68,7 +69,7 @@ def likeliest_tokens(
 
 
 def least_likely_token(spoken: Sequence[Spoken], vocab_size: int) -> int:
-    """The token that occurs least in texts, prompts included, so that a mask is not mistaken for a
+    """The token that is rarest in the texts, prompts included, so that a mask is not mistaken for a
     real token."""
     counts = np.bincount(np.concatenate([text.tokens for text in spoken]), minlength=vocab_size)
     return int(counts.argmin())
@@ -84,9 +85,9 @@ ROUNDINGS = 32  # steps of the number format that it may miss by, if these are m
 
 
 def check_trainable(model: Any) -> None:
-    """Refuse a target that cannot be trained for. Every layer needs attention, full or in a sliding
-    window, the logits must be linear in the last state, and the answers of the sampler must be the
-    model's own."""
+    """Refuse a target that cannot be trained for. Every layer must have attention
+    (full or in a sliding window), the logits must be linear in the last state, and the sampler's
+    answers must be the model's own."""
     if layer_kinds(model) is None:
         _refuse(model, "Drafters are trained for models with attention in every layer.")
     head = model.get_output_embeddings()
@@ -113,8 +114,8 @@ def check_trainable(model: Any) -> None:
 
 
 def _most_missed(model: Any) -> float:
-    """The largest amount by which greedy answers to two texts of different length miss what a fresh
-    pass prefers, as a share of the spread of the logits."""
+    """Sample greedily and compare with a fresh pass: the largest amount by which a chosen token's
+    logit is below the best one, as a share of the spread of the logits."""
     vocab_size = model.config.get_text_config(decoder=True).vocab_size
     texts = [[int(place * vocab_size) for place in text] for text in TEXTS]
     context = max(map(len, texts)) + NUM_NEW

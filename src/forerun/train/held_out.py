@@ -1,7 +1,7 @@
-"""Tokens per round on texts that are not trained on, computed without running a round.
+"""Computes tokens per round on texts that are not trained on, without running rounds.
 
-One pass over a text of the target gives, for each token, how many guesses in a row would be right
-if a draft started there.  Stepping through the text by those numbers gives the rounds that decoding
+One pass over a text of the target shows, for each token, how many guesses in a row would be right
+if a draft started there. Stepping through the text by these numbers gives the rounds that decoding
 would have taken.
 """
 
@@ -37,14 +37,14 @@ class HeldOut:
 
     @classmethod
     def on(cls, device: Any) -> HeldOut:
-        """Sizes with which measuring takes seconds on this device; they are smaller on a CPU."""
+        """Sizes with which measuring takes seconds on this device: smaller ones on a CPU."""
         return cls(8, 48, 128) if device.type == "cuda" else cls(2, 12, 64)
 
 
 def divided(
     prompts: Sequence[TrainingPrompt], held_out: Sequence[TrainingPrompt], size: HeldOut
 ) -> tuple[list[TrainingPrompt], list[str]]:
-    """The prompts to measure with, and the prompts to train on; no prompt is in both."""
+    """Divide prompts into those to measure with and those to train on; no prompt is in both."""
     measured = pick(held_out, size.per_group) if held_out else _taken_out(prompts, size.total)
     kept = {prompt.text for prompt in (*measured, *held_out)}
     trained_on = [prompt.text for prompt in prompts if prompt.text not in kept]
@@ -84,7 +84,7 @@ def held_out_answers(
 
 
 def _taken_out(prompts: Sequence[TrainingPrompt], count: int) -> list[TrainingPrompt]:
-    """Every n-th prompt, held out of training to measure with."""
+    """Every n-th training prompt, to be held out for measuring."""
     return list(prompts[:: max(2, len(prompts) // count)][:count])
 
 
@@ -109,7 +109,7 @@ class HeldOutFigures:
 
 
 def measure(course: Course, spoken: Sequence[Spoken]) -> list[HeldOutFigures]:
-    """The figures of a drafter on held-out texts, one entry per temperature."""
+    """The tokens per round of a drafter on held-out texts, one entry per temperature."""
     results = []
     for temperature in sorted({text.temperature for text in spoken}):
         counts: dict[str, NDArray[np.float64]] = {}
@@ -129,7 +129,7 @@ def measure(course: Course, spoken: Sequence[Spoken]) -> list[HeldOutFigures]:
 def right_guesses(
     course: Course, spoken: Sequence[Spoken], temperature: float
 ) -> NDArray[np.int64]:
-    """Number of right guesses in a row (B, L), for a draft that starts after token t + 1."""
+    """How many guesses in a row are right, (B, L), for a draft that starts after token t + 1."""
     teacher = course.teacher
     device = teacher.embedding.device
     batch = Batch.of(spoken, device)
@@ -155,11 +155,11 @@ def right_guesses(
 
 
 def posterior_delays(probs: Tensor, draft_tokens: Tensor, winners: Tensor) -> Tensor:
-    """The target's exponential noise (A, Vd), given that `winners` (A,) won its race.
+    """Sample the target's arrival times (A, Vd), given that `winners` (A,) won its race.
 
-    Token i arrives at E_i / p_i.  If the rates sum to 1, the first arrival time is Exp(1),
-    whichever token wins.  Exponential laws have no memory, so each other token arrives an Exp(p_i)
-    later.
+    Token i arrives at E_i / p_i. If the rates sum to 1, the first arrival time is Exp(1), whichever
+    token wins. Exponential distributions have no memory, so each other token arrives Exp(p_i) later
+    than the first.
     """
     generator = torch.Generator(probs.device).manual_seed(0)
     first = torch.empty_like(probs[:, :1]).exponential_(generator=generator)
@@ -169,7 +169,8 @@ def posterior_delays(probs: Tensor, draft_tokens: Tensor, winners: Tensor) -> Te
 
 
 def walk(runs: NDArray[np.int64], is_answer: NDArray[np.bool_], length: int) -> tuple[int, int]:
-    """Tokens and rounds of an answer, without its first token, which the prompt's pass emits."""
+    """The numbers of tokens and rounds of an answer, without its first token, which comes from the
+    prompt's pass."""
     places = np.flatnonzero(is_answer)
     tokens = rounds = 0
     at, last = int(places[0]), int(places[-1])

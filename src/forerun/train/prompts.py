@@ -1,4 +1,4 @@
-"""Prompts with their task groups, from JSON lines."""
+"""Reads prompts with their task groups from JSON lines."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ class TrainingPrompt:
 
 
 def read_prompts(file: str) -> list[TrainingPrompt]:
-    """The prompts of a file with {"prompt": ...}, or {"category": ..., "turns": [...]} as in Spec-
-    Bench, on each line."""
+    """The prompts in a file of JSON lines: {"prompt": ...}, or {"category": ..., "turns": [...]} as
+    in Spec-Bench."""
     try:
         lines = Path(file).read_text(encoding="utf-8").split("\n")
     except (OSError, UnicodeError) as error:

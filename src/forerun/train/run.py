@@ -68,7 +68,7 @@ class TrainOptions:
     layout: str | None = None  # of other engines, in which the drafter is written as well
 
     def settings(self) -> dict[str, Any]:
-        """The options that must not change when a run resumes."""
+        """The options that must not change when a run is resumed."""
         if self.data_only:
             return {"seed": self.seed}
         names = (
@@ -80,7 +80,7 @@ class TrainOptions:
 
 
 def train(target: Any, options: TrainOptions) -> int:
-    """Collect answers and train the heads; steps that an earlier run finished are skipped."""
+    """Collect answers and train the network; steps that an earlier run finished are skipped."""
     if options.objective not in OBJECTIVES:
         cure = f"Use one of {', '.join(OBJECTIVES)}."
         raise InputError(explain("Unknown objective.", repr(options.objective), cure))
@@ -114,7 +114,7 @@ def train(target: Any, options: TrainOptions) -> int:
 
 
 def _saved(options: TrainOptions) -> str:
-    """The state that an unfinished run has saved in its folder."""
+    """A phrase that says what an unfinished run has saved in its folder."""
     if num_steps := steps_of(options.out):
         return f"{num_steps:,} training steps are saved"
     shards = list_shards(options.data / DATA)
@@ -138,8 +138,8 @@ def _collect(
     scales: Sequence[Scale],
     options: TrainOptions,
 ) -> None:
-    """Let the target answer the prompts until there are enough answer tokens on disk, or time is
-    over. A run that was stopped goes on with what is there."""
+    """Let the target answer prompts until enough answer tokens are on disk or time is over. A run
+    that was stopped continues with what exists."""
     data, endings = options.out / DATA, _endings(model)
     data.mkdir(exist_ok=True)
     if not (data / HELD_OUT).exists():
@@ -177,7 +177,7 @@ def _collect(
 
 def _train(model: Any, fingerprint: Fingerprint, options: TrainOptions) -> int:
     """Train the network on the collected answers, save it, measure it on held-out answers, and
-    write its page.  Returns the exit status."""
+    write its model card. Returns the exit status."""
     data = options.data / DATA
     spoken = [
         conversation
@@ -254,7 +254,7 @@ def _train(model: Any, fingerprint: Fingerprint, options: TrainOptions) -> int:
 
 
 def _run(training: Training, spoken: Sequence[Spoken], held_out: Sequence[Spoken]) -> bool:
-    """Train under a progress bar that counts the budget."""
+    """Train with a progress bar that shows how much of the budget is spent."""
     with tqdm(total=1000, desc="training", bar_format=BAR, mininterval=2) as bar:
 
         def report(progress: TrainingProgress, loss: float) -> None:
@@ -275,7 +275,7 @@ def _run(training: Training, spoken: Sequence[Spoken], held_out: Sequence[Spoken
 def _figures_of_saved(
     options: TrainOptions, teacher: Teacher, held_out: Sequence[Spoken]
 ) -> list[HeldOutFigures]:
-    """Figures of the drafter as users load it, in 8 bits."""
+    """The tokens per round of the saved drafter, as users load it, with 8-bit weights."""
     saved = load(options.out)
     network = options.recipe.network(saved.design)
     network.load_state_dict({name: torch.from_numpy(w) for name, w in saved.weights.items()})

@@ -1,6 +1,6 @@
-"""The folder of a run: its target and options, and the page that goes with the trained drafter.
+"""The folder of a run: its target and options, and the model card of the trained drafter.
 
-Only the same run resumes in a folder.  A run may begin with the weights of another drafter.
+A folder can only be resumed by the same run. A run may begin with another drafter's weights.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def card(
     figures: Sequence[HeldOutFigures],
     facts: Mapping[str, str],
 ) -> str:
-    """The card as Markdown; `facts` are extra rows of the first table."""
+    """The model card as Markdown; `facts` are extra rows of its first table."""
     rows = {
         "target": target,
         "reads the hidden states after layers": ", ".join(map(str, design.layers)),
@@ -68,7 +68,7 @@ RUN, DATA, HELD_OUT = "run.json", "data", "held-out.npz"
 
 
 def open_run(folder: Path, target: Fingerprint, settings: dict[str, Any]) -> None:
-    """Begin a run in an empty folder, or resume the same run; refuse any other folder."""
+    """Start a run in an empty folder, or resume the same run; refuse any other folder."""
     file = folder / RUN
     if not file.exists():
         if folder.is_dir() and any(folder.iterdir()):
@@ -100,7 +100,7 @@ def open_run(folder: Path, target: Fingerprint, settings: dict[str, Any]) -> Non
 
 
 def check_data(folder: Path, target: Fingerprint) -> None:
-    """Refuse to train on another target's answers."""
+    """Refuse answers that were collected from another target."""
     if not (folder / RUN).exists():
         wrong = "There are no collected answers there."
         cure = "Name a folder that `forerun train --data-only --out` wrote."
@@ -145,19 +145,19 @@ SAME = (
 
 @dataclass(frozen=True)
 class Beginning:
-    """The drafter that a training run goes on from."""
+    """The drafter with whose weights a training run begins."""
 
     name: str
     trained: Trained
 
     @classmethod
     def named(cls, name: str) -> Beginning:
-        """`heads` is the drafter that comes with Forerun; others are folders or hub names, with or
-        without `heads:` before them."""
+        """The drafter with this name: `heads` for the one shipped with Forerun, else a folder or
+        hub name, with or without `heads:` before it."""
         return cls(name, load_shipped() if name == SHIPPED else load(name.removeprefix(PREFIX)))
 
     def check(self, target: Fingerprint, design: Design) -> None:
-        """Refuse a drafter of another target, or of other sizes than the one to be trained."""
+        """Refuse a drafter of another target, or of other sizes than the network to train."""
         self.trained.target.check(target)
         theirs = self.trained.design
         if theirs.kind != design.kind:
@@ -179,7 +179,8 @@ class Beginning:
                 raise InputError(explain(wrong, received, cure))
 
     def fill(self, network: Any, tokens: NDArray[np.int64]) -> None:
-        """Copy the weights; draft tokens (Vd,) that are new keep their row of the head."""
+        """Copy its weights into the network. Draft tokens (Vd,) that it did not have keep their row
+        of the head."""
         weights = {name: torch.from_numpy(w) for name, w in self.trained.weights.items()}
         _, places, sources = np.intersect1d(
             tokens, self.trained.tokens, assume_unique=True, return_indices=True

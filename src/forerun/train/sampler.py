@@ -1,8 +1,8 @@
-"""Continues many texts at once, to collect a target's answers by the million tokens.
+"""Generates many texts at once, to collect a target's answers by the million tokens.
 
-The engine runs Python code for each token of each request.  Here all rows share one static cache
-and one pass, token choice included, which a GPU replays as a captured graph.  Each row attends to a
-text of its own.  The host checks the rows once every few passes.
+The engine runs Python code for each token of each request. Here all rows share one static cache and
+one pass that also chooses the tokens, and a GPU replays it as a captured graph. Each row attends
+only to its own text. The host checks the rows once every few passes.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ def slot_attention(
 
 
 def _window_mask(length: int, window: int, device: Any) -> Tensor:
-    """The last `window` keys that each token sees, its own included, (length, length)."""
+    """Which keys each token sees in a sliding window, its own included, (length, length)."""
     at = torch.arange(length, device=device)
     return (at <= at[:, None]) & (at > at[:, None] - window)
 
@@ -67,7 +67,7 @@ def by_kernel(
     positions: Tensor,  # (R, 1)
     scaling: float,
 ) -> Tensor:
-    """Attention (R, 1, H, d) that reads only the slots up to each row's position."""
+    """Attention (R, 1, H, d) by a kernel that reads only the slots up to each row's position."""
     import triton
 
     from forerun.gpu.kernels.attention import attend
@@ -90,8 +90,8 @@ def by_kernel(
 
 @lru_cache(maxsize=4)
 def _constants(num_rows: int, device: torch.device) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Tensors that never change: row numbers, segments of one token each, and memory that a single
-    chunk leaves unused."""
+    """Tensors that never change: row numbers, segments of one token each, and placeholder memory
+    that the kernel does not use here."""
     rows = torch.arange(num_rows, dtype=torch.int32, device=device)
     segments = torch.stack((rows, torch.ones_like(rows)), 1).contiguous()
     return rows, segments, torch.zeros(1, device=device), rows.new_zeros(1)
@@ -111,7 +111,7 @@ AttentionInterface.register(ATTENTION, slot_attention)
 
 @contextmanager
 def attending(model: Any) -> Iterator[None]:
-    """Switch a model to `slot_attention` within the context."""
+    """Within the context, the model uses `slot_attention`."""
     config = model.config.get_text_config(decoder=True)
     before = config._attn_implementation
     config._attn_implementation = ATTENTION
@@ -128,7 +128,7 @@ WARM_UP = 3  # passes before a graph is captured
 
 @dataclass(frozen=True)
 class RowTask:
-    """The text that a row continues, and the sampling options."""
+    """A text for a row to continue, and its sampling options."""
 
     row: int
     tokens: Sequence[int]  # the text so far; the row may already hold its beginning
@@ -137,7 +137,7 @@ class RowTask:
 
 
 class Slots:
-    """Rows of one target, each of which continues one text."""
+    """The rows of one target; each continues one text."""
 
     def __init__(
         self, model: Any, num_rows: int, context: int, endings: Sequence[int], seed: int
@@ -161,11 +161,12 @@ class Slots:
 
     @property
     def _position(self) -> Tensor:
-        """Position of the next token to feed, (rows,)."""
+        """The position of the next token to feed in each row, (rows,)."""
         return self._cache.position
 
     def put(self, tasks: Sequence[RowTask], *, fresh: bool) -> None:
-        """Assign texts to rows; fresh: the texts do not extend those that the rows hold."""
+        """Assign texts to rows. fresh: the texts are new, and do not extend those that the rows
+        hold."""
         if not tasks:
             return
         device = self._text.device
@@ -185,20 +186,20 @@ class Slots:
             self._prefill(rows, table, lengths)
 
     def advance(self, num_passes: int) -> None:
-        """Let every unfinished row write up to `num_passes` tokens."""
+        """Generate up to `num_passes` tokens in every unfinished row."""
         with attending(self.model):
             for _ in range(num_passes):
                 self._replay()
 
     def done(self) -> dict[int, list[int]]:
-        """Texts of the finished rows by row, last token included."""
+        """The texts of the finished rows, by row, including the last token."""
         rows = self._is_done.nonzero()[:, 0]
         ends = (self._position[rows] + 2).tolist()
         texts = self._text[rows].tolist()
         return {row: text[:end] for row, text, end in zip(rows.tolist(), texts, ends, strict=True)}
 
     def _replay(self) -> None:
-        """One pass; on a GPU a captured graph after WARM_UP passes."""
+        """Run one pass; on a GPU, after WARM_UP passes, as a captured graph."""
         if self._graph is not None:
             self._graph.replay()
             return
@@ -212,7 +213,8 @@ class Slots:
             # Capturing runs nothing, so no row has moved.
 
     def _pass(self) -> None:
-        """Feed one token per row, choose the next, and write it unless it is given."""
+        """Feed one token per row and choose the next one, which is written unless the text already
+        has it."""
         at = self._position
         mask = attention_mask(self._kinds, at[:, None], 0, self.context, torch.float32)
         logits = (
@@ -239,7 +241,7 @@ class Slots:
         at.copy_(torch.where(self._is_done, at, after))
 
     def _prefill(self, rows: Tensor, table: Tensor, lengths: Tensor) -> None:
-        """Store all but the last token of new texts, similar lengths together."""
+        """Store all but the last token of new texts; texts of similar length share a pass."""
         self._position[rows] = (lengths - 1).to(rows.device)
         order = lengths.argsort()
         start = 0
@@ -267,7 +269,7 @@ class Slots:
 
 
 class SlotLayer(CacheLayerMixin):  # type: ignore[misc]
-    """Keys and values (rows, heads, slots, head size) of one layer, all allocated at once."""
+    """One layer's keys and values (rows, heads, slots, head size), all allocated at once."""
 
     def __init__(self, cache: SlotCache) -> None:
         super().__init__()
@@ -285,7 +287,8 @@ class SlotLayer(CacheLayerMixin):  # type: ignore[misc]
     def update(
         self, key_states: Any, value_states: Any, *args: Any, **kwargs: Any
     ) -> tuple[Any, Any]:
-        """Write one token per row and return the whole layer; fresh rows see only themselves."""
+        """Write one token per row and return the whole layer. New texts are written whole and
+        attend only to themselves."""
         if not self.is_initialized:
             self.lazy_initialization(key_states, value_states)
         cache = self.cache

@@ -1,6 +1,6 @@
-"""Collected texts on disk, in numbered files, and batches of them.
+"""Stores collected texts on disk in numbered files, and makes batches of them.
 
-A killed run loses at most one file.
+A run that is killed loses at most one file.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class Spoken:
 
     @property
     def can_be_drafted(self) -> bool:
-        """Whether an answer has a second token, and a token before the answer."""
+        """Whether some answer has a second token, and no answer begins at the first token."""
         later = self.is_answer[1:] & self.is_answer[:-1]
         return bool(later.any()) and not self.is_answer[0]
 
@@ -52,7 +52,7 @@ def list_shards(folder: Path) -> list[Path]:
 
 
 def write(file: Path, spoken: Sequence[Spoken]) -> None:
-    """Write one file, which appears only when complete."""
+    """Write one file; it appears only when it is complete."""
     tokens = np.concatenate([text.tokens for text in spoken])
     is_small = tokens.size == 0 or tokens.max() < 1 << 16
     unfinished = file.with_suffix(".part")
@@ -90,7 +90,7 @@ def read(file: Path) -> list[Spoken]:
 def epoch(
     spoken: Sequence[Spoken], batch_tokens: int, seed: int, number: int
 ) -> list[list[Spoken]]:
-    """All texts once, in an order that depends on `seed` and `number` only.
+    """All texts once, as batches in an order that depends only on `seed` and `number`.
 
     Texts of similar length share a batch, and among those, texts with prompts of similar length:
     tokens before the first answer of a batch need keys and values, but no outputs.
@@ -104,8 +104,8 @@ def epoch(
 
 
 def _kind(spoken: Spoken) -> tuple[int, int]:
-    """The key by which texts are sorted: the length of the prompt in units of 192, then the whole
-    length in units of 32."""
+    """The sort key of a text: the length of its prompt in units of 192, then its whole length in
+    units of 32."""
     return int(np.argmax(spoken.is_answer)) // 192, -(-len(spoken) // 32)
 
 

@@ -1,4 +1,4 @@
-"""Plays scripts with the target on many rows at once, and hands out what was said."""
+"""Runs scripts with the target on many rows at once, and returns the conversations."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ SHORTEST = 8  # free tokens of a row needed to begin another turn
 
 @dataclass
 class Talk:
-    """A running script: its text so far, and the reply that it waits for."""
+    """A running script: its text so far, and the step that waits for the model's reply."""
 
     script: Script
     say: Say
@@ -52,7 +52,8 @@ class Stage:
         self.talks: dict[int, Talk] = {}
 
     def play(self) -> list[Spoken]:
-        """Advance all rows by STRIDE passes; returns the conversations that ended before."""
+        """Advance all rows by STRIDE passes. Returns the conversations that had ended before
+        that."""
         ended: list[Spoken] = []
         fresh: list[RowTask] = []
         going_on: list[RowTask] = []
@@ -71,7 +72,7 @@ class Stage:
         return ended
 
     def _begin(self) -> Talk:
-        """The next script whose first turn fits the context."""
+        """Start the next script whose first step fits the context."""
         for _ in range(MOST_TRIES):
             script = self.next_script()
             talk = Talk(script, next(script))
@@ -82,7 +83,7 @@ class Stage:
         raise InputError(explain(wrong, received, "Shorten the prompts, or add short ones."))
 
     def _hear(self, talk: Talk, tokens: list[int]) -> bool:
-        """Give the script the model's reply; returns whether the script continues and fits."""
+        """Give the model's reply to the script. Returns whether the script continues and fits."""
         start = len(talk.tokens)
         talk.tokens = tokens
         if talk.say.is_answer:
@@ -94,7 +95,7 @@ class Stage:
         return self._speak(talk)
 
     def _speak(self, talk: Talk) -> bool:
-        """Add the script's turn to the text; returns whether an answer still fits."""
+        """Add the script's tokens to the text. Returns whether an answer still fits."""
         room = self.slots.context - len(talk.tokens) - len(talk.say.tokens)
         if room < SHORTEST:
             return False
@@ -105,7 +106,7 @@ class Stage:
 
 @dataclass(frozen=True)
 class Scale:
-    """The number of conversations that run at once, their length, and their share of the time."""
+    """How many conversations run at once, how long they may be, and their share of the time."""
 
     num_rows: int
     context: int
@@ -114,7 +115,7 @@ class Scale:
 
 @dataclass(frozen=True)
 class Assignment:
-    """The prompts that one source of conversations is given, and how it asks them."""
+    """The prompts of one source of conversations, and how it asks them."""
 
     prompts: Sequence[str]
     asked: Sequence[int]  # how often each has been answered before
@@ -125,7 +126,8 @@ class Assignment:
 
 
 class Stages:
-    """The conversations of one target; stages of all scales take turns by their share of time."""
+    """Generates conversations with one target; stages of all scales take turns by their share of
+    time."""
 
     def __init__(self, model: Any, chat: Chat, work: Assignment) -> None:
         author = Author(chat, work.prompts, work.seed, work.answer_limit, asked=work.asked)
@@ -138,7 +140,7 @@ class Stages:
         self._spent = [0.0] * len(self._stages)
 
     def play(self) -> list[Spoken]:
-        """Advance one stage; returns the conversations that ended before."""
+        """Advance one stage. Returns the conversations that had ended before that."""
         turn = min(range(len(self._stages)), key=lambda i: self._spent[i] / self._scales[i].share)
         began = time.perf_counter()
         ended = self._stages[turn].play()
@@ -156,7 +158,8 @@ def answer_each(
     max_new_tokens: int,
     seed: int,
 ) -> Iterator[tuple[int, list[int], int]]:
-    """Yields (prompt index, whole text, start of the answer), in no particular order."""
+    """Answer prompts. Yields (prompt index, whole text, start of the answer), in no particular
+    order."""
     context = max(map(len, prompts)) + max_new_tokens
     slots = Slots(model, min(num_rows, len(prompts)), context, endings, seed)
     waiting = list(enumerate(prompts))[::-1]

@@ -1,4 +1,5 @@
-"""Runs the target on its own texts: hidden states as input, laws as training targets."""
+"""Runs the target on its own texts: its hidden states are the network's input, its distributions
+the training targets."""
 
 from __future__ import annotations
 
@@ -20,7 +21,7 @@ CHUNK = 8192  # positions whose full logits are held at once
 
 @dataclass(frozen=True)
 class Batch:
-    """Texts in rows, padded on the right, where causal attention does not reach."""
+    """Texts in rows, padded on the right, which causal attention does not see."""
 
     tokens: Tensor  # (B, L)
     rows: Tensor  # (A,): with `places`, the tokens u inside an answer whose next one is as well
@@ -32,7 +33,7 @@ class Batch:
 
     @classmethod
     def of(cls, spoken: Sequence[Spoken], device: Any) -> Batch:
-        """A batch of these texts."""
+        """Make a batch of these texts."""
         longest = -(-max(map(len, spoken)) // MULTIPLE) * MULTIPLE
         tokens = np.zeros((len(spoken), longest), np.int64)
         reach = np.zeros((len(spoken), longest), np.int64)
@@ -52,7 +53,7 @@ class Batch:
 
 
 def _placed(array: HostArray, device: Any) -> Tensor:
-    """A copy on the device; the host does not wait for a copy to a GPU."""
+    """A copy of an array on a device; the host does not wait for a copy to a GPU."""
     tensor = torch.from_numpy(array)
     if torch.device(device).type == "cuda":
         return tensor.pin_memory().to(device, non_blocking=True)
@@ -76,8 +77,8 @@ class Teacher:
         self.to_draft[draft_tokens] = torch.arange(len(draft_tokens), device=self.to_draft.device)
 
     def watch(self, tokens: Tensor) -> tuple[Tensor, Tensor]:
-        """The hidden states after the watched layers, (B, L, F), and after the last layer, (B, L,
-        D)."""
+        """The hidden states after the layers that the drafter reads, (B, L, F), and after the last
+        layer, (B, L, D)."""
         with torch.no_grad(), without_cudnn_attention():
             output = self.model.base_model(
                 input_ids=tokens, use_cache=False, output_hidden_states=True
@@ -86,9 +87,9 @@ class Teacher:
         return hidden, output.last_hidden_state
 
     def laws(self, final: Tensor, temperature: float = 1.0) -> tuple[Tensor, Tensor]:
-        """Laws of final states (A, D).
+        """The target's distributions at final states (A, D).
 
-        Returns the probabilities of the draft tokens (A, Vd), which sum to 1 or less, and the
+        Returns the probabilities of the draft tokens (A, Vd), which sum to at most 1, and the
         likeliest of all tokens (A,).
         """
         probs, likeliest = [], []

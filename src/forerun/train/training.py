@@ -1,4 +1,5 @@
-"""Self-distillation: the drafter learns the target's laws along the target's own texts."""
+"""Self-distillation: the drafter learns to predict the target's distributions along the target's
+own texts."""
 
 from __future__ import annotations
 
@@ -26,7 +27,8 @@ MUON_RATE = 2.0  # times the rate of AdamW
 
 
 def usual_optimiser(device: str) -> str:
-    """Muon computes in bfloat16: a CPU without such products would take many times as long."""
+    """The default optimiser: Muon, or AdamW on CPUs without bfloat16 products, where Muon would
+    take many times as long."""
     return "muon" if device != "cpu" or _has_bfloat16_products() else "adamw"
 
 
@@ -38,7 +40,8 @@ def _has_bfloat16_products() -> bool:
 
 
 class Optimiser:
-    """Both optimisers; the rate rises for 2% of the budget, then falls linearly to 0."""
+    """The optimisers for all parameters. The learning rate rises for 2% of the budget, then falls
+    linearly to 0."""
 
     def __init__(self, network: Any, rate: float, *, muon: bool) -> None:
         self.rate = rate
@@ -59,7 +62,7 @@ class Optimiser:
         self.parameters = list(named.values())
 
     def step(self, share: float) -> None:
-        """Apply and clear the gradients; `share` of the budget is spent."""
+        """Apply and clear the gradients. share: how much of the budget is spent."""
         torch.nn.utils.clip_grad_norm_(self.parameters, 1.0)
         rate = self.rate * min(1.0, share / WARM_UP) * max(0.0, 1 - share)
         for part, times in zip(self.parts, self.rates, strict=True):
@@ -69,7 +72,7 @@ class Optimiser:
             part.zero_grad(set_to_none=True)
 
     def state(self) -> list[Any]:
-        """The state of both optimisers, to be saved."""
+        """The state of all optimisers, to be saved."""
         return [part.state_dict() for part in self.parts]
 
     def restore(self, state: list[Any]) -> None:
@@ -80,9 +83,10 @@ class Optimiser:
 
 @contextmanager
 def held_back() -> Iterator[Callable[[], None]]:
-    """Ctrl-C takes effect when the given function is called, so that a step is whole or not at all.
+    """Within the context, Ctrl-C takes effect only when the yielded function is called, so that
+    training steps are not interrupted.
 
-    Pressed a second time it does not wait.
+    A second Ctrl-C takes effect at once.
     """
     pressed: list[int] = []
 
@@ -110,7 +114,7 @@ SAVE_EVERY = 60.0  # seconds
 
 
 def steps_of(folder: Path) -> int:
-    """The training steps that a run's folder has saved."""
+    """The number of training steps that a run's folder has saved."""
     file = folder / STATE
     if not file.exists():
         return 0
@@ -119,7 +123,7 @@ def steps_of(folder: Path) -> int:
 
 @dataclass
 class TrainingProgress:
-    """The progress of a training run: with the weights, all that is needed to resume."""
+    """How far a training run is; together with the weights, this is all that resuming needs."""
 
     steps: int = 0
     seconds: float = 0.0
@@ -131,7 +135,7 @@ class TrainingProgress:
 
 @dataclass(frozen=True)
 class TrainingBudget:
-    """Limits that end a run, and the seconds after which this call pauses."""
+    """The limits that end a run, and the seconds after which this call pauses."""
 
     seconds: float | None
     steps: int | None
@@ -177,7 +181,8 @@ class Training:
         return True
 
     def save(self) -> None:
-        """Write weights, optimiser and progress into the folder, whole or not at all."""
+        """Write weights, optimiser and progress into the folder; the file is never left
+        incomplete."""
         unfinished = self.folder / f"{STATE}.part"
         saved = {
             "network": self.course.network.state_dict(),
@@ -193,7 +198,7 @@ class Training:
         held_out: Sequence[Spoken],
         report: Callable[[TrainingProgress, float], None],
     ) -> bool:
-        """Train until the budget is spent, saving on the way; returns False if it paused before."""
+        """Train until the budget is spent, saving on the way. Returns False if it paused before."""
         with held_back() as let_interrupts_through:
             return self._steps(spoken, held_out, report, let_interrupts_through)
 
@@ -234,7 +239,7 @@ class Training:
             self.save()
 
     def note(self, held_out: Sequence[Spoken]) -> list[HeldOutFigures]:
-        """Measure on held-out texts, and append the figures to the history."""
+        """Measure on held-out texts, and append the results to the history."""
         figures = measure(self.course, held_out)
         row: dict[str, float] = {
             "step": self.progress.steps,
@@ -245,7 +250,7 @@ class Training:
         return figures
 
     def _step(self, batch: Batch, share: float) -> Tensor:
-        """One update; returns the loss on the device."""
+        """One training step. Returns the loss, on the device."""
         loss = self.course.loss(batch, self.progress.steps)
         loss.backward()
         self.optimiser.step(share)

@@ -1,8 +1,8 @@
-"""The drafter run ahead of every token of a text at once, as it will run when it drafts.
+"""Runs a drafter ahead of every token of a text at once, exactly as it runs when it drafts.
 
-Step j starts at each place t where step j - 1 left off: its feature is the drafter's own output
-there, its token the text's.  It sees the verified keys up to t, which are those of step 0, and
-the keys of steps 1 .. j at its own place: exactly what a chain of guesses sees.
+At each place t, step j continues from step j - 1: its feature is the drafter's own output there,
+and its token is the text's. It attends to the verified keys up to t, which are those of step 0, and
+to the keys of steps 1 .. j at the same place, as a chain of guesses does.
 """
 
 from __future__ import annotations
@@ -22,7 +22,8 @@ from forerun.train.teacher import Batch, Teacher, autocast
 
 
 class StepWeights(NamedTuple):
-    """Step j counts decay^j where the guesses before it were right, elsewhere `least` of that."""
+    """The weights of unrolled steps: step j counts decay^j if the guesses before it were right,
+    else `least` times as much."""
 
     decay: float
     least: float
@@ -33,7 +34,7 @@ STEP_WEIGHTS = {"fading": StepWeights(0.8, 1.0), "reached": StepWeights(0.9, 0.2
 
 @dataclass
 class Unrolled:
-    """The training of a network that continues from its own outputs."""
+    """Trains a network that continues from its own outputs."""
 
     network: Network
     teacher: Teacher
@@ -70,7 +71,7 @@ class Unrolled:
 
 @dataclass(frozen=True)
 class HeadsRecipe:
-    """A drafter of one layer that continues from its own outputs."""
+    """How to train a network of one layer that continues from its own outputs."""
 
     num_unrolled: int
     later_steps: str  # how they are weighted
@@ -100,8 +101,8 @@ def unroll(
     num_steps: int,
     first: int,  # places before this one are only looked back at
 ) -> Iterator[Tensor]:
-    """Outputs (B, Q, D) of each step; column i of step j is place t = first + i after the tokens
-    up to t + 1 + j, so it gives the law of token t + 2 + j."""
+    """Yield the outputs (B, Q, D) of each step. Column i of step j is at place t = first + i, after
+    the tokens up to t + 1 + j, so it predicts token t + 2 + j."""
     length = hidden.shape[1] - 1  # the last token has none after it
     features = network.features(hidden[:, :length])
     places = torch.arange(length, device=hidden.device)
@@ -136,8 +137,8 @@ def _attend(
     later: list[tuple[Tensor, Tensor]],  # (B, KV, 1, Q, d)
     bias: Tensor,  # (Q, T)
 ) -> Tensor:
-    """Attention (B, KV, G, Q, d) over the keys of step 0 up to each place and the keys of the later
-    steps at the place itself."""
+    """Attention (B, KV, G, Q, d) over the keys of step 0 up to each place, and over the keys of
+    later steps at the same place."""
     query = query / math.sqrt(query.shape[-1])
     scores = (query.flatten(2, 3) @ past[0].transpose(2, 3)).unflatten(2, query.shape[2:4]) + bias
     self_scores = [(query * key).sum(-1, keepdim=True).to(scores.dtype) for key, _ in later]
