@@ -122,9 +122,8 @@ def test_mistakes_are_named(text: str, told: str, tmp_path: Path, capsys: Captur
 def test_a_file_that_is_not_there(capsys: Capture) -> None:
     with pytest.raises(SystemExit):
         main(["serve", "--config", "/nowhere/forerun.toml"])
-    assert "The configuration cannot be read. Received /nowhere/forerun.toml" in (
-        capsys.readouterr().err
-    )
+    told = "The configuration cannot be read. Received /nowhere/forerun.toml (No such file"
+    assert told in capsys.readouterr().err
 
 
 def test_what_is_wrong_in_a_file_names_the_file(tmp_path: Path, capsys: Capture) -> None:

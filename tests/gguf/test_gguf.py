@@ -241,6 +241,12 @@ def test_a_file_that_is_not_there(name: str) -> None:
         fr.load(name)
 
 
+def test_a_slip_in_a_name_is_recognised(tmp_path: Path) -> None:
+    (tmp_path / "coder-q4_k_m.gguf").touch()
+    with pytest.raises(InputError, match=r"Did you mean coder-q4_k_m\.gguf\?"):
+        fr.load(str(tmp_path / "coder-q4_k_n.gguf"))
+
+
 def test_tensors_of_another_shape_are_named(tmp_path: Path) -> None:
     path, model = tmp_path / "tiny.gguf", tiny(num_hidden_layers=1)
     model.model.layers[0].mlp.up_proj.weight.data = torch.zeros(48, 16)

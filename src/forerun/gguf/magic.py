@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from hashlib import sha256
 from pathlib import Path
 
-from forerun.base.errors import InputError, explain
+from forerun.base.errors import InputError, explain, meant
 
 GGUF_MAGIC = b"GGUF"  # the first bytes of such a file
 SAMPLE = 1 << 20  # bytes at both ends of a file
@@ -59,6 +59,8 @@ def key_of(paths: Sequence[Path]) -> str:
                 key.update(file.read(SAMPLE))
         except OSError as error:
             wrong = f"The GGUF file cannot be read ({error.strerror})."
-            raise InputError(explain(wrong, repr(str(path)), "Check the path.")) from error
+            beside = meant(path.name, (file.name for file in path.parent.glob("*.gguf")))
+            cure = f"Check the path.{beside}"
+            raise InputError(explain(wrong, repr(str(path)), cure)) from error
         key.update(f"{about.st_size} {about.st_mtime_ns}".encode())
     return key.hexdigest()

@@ -115,7 +115,7 @@ def _described(source: Source, name: str) -> tuple[Note, Any] | None:
 
     is_large = _size(source.files) > LARGE
     if is_large:  # before transformers is imported, which takes seconds too
-        notice(f"reading {name} and compiling code for this CPU, once; that takes about a minute")
+        notice(f"reading {name} and compiling code for this CPU, once; that may take a minute")
     model: FileModel | None = source.read()
     if model is None:
         return None

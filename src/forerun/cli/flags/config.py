@@ -101,9 +101,10 @@ def read_table(path: str) -> dict[str, Any]:
     try:
         return tomllib.loads(Path(path).read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError) as error:
-        cure = "Pass a text file in TOML."
+        cure = "Check the path, or pass a text file in TOML."
         wrong = "The configuration cannot be read."
-        raise InputError(explain(wrong, f"{path} ({type(error).__name__})", cure)) from error
+        reason = getattr(error, "strerror", None) or "no text in UTF-8"
+        raise InputError(explain(wrong, f"{path} ({reason})", cure)) from error
     except tomllib.TOMLDecodeError as error:
         cure = 'Write lines like max-batch = 8 or host = "0.0.0.0".'
         raise InputError(explain(f"{path} is no TOML.", str(error), cure)) from error
