@@ -15,6 +15,7 @@ import pytest
 pytest.importorskip("prometheus_client")
 
 from clocks import StillClock
+from forerun.base.errors import notice
 from forerun.engine.results import Fate, Generation, Piece, Stats
 from forerun.serve.watching import logs
 from forerun.serve.watching.logs import AnswerLog, Lines, ResponseLog, say
@@ -308,3 +309,20 @@ def test_everybody_is_told(lines: io.StringIO) -> None:
     assert len(tracer.spans) == 3
     assert ANSWER not in lines.getvalue() + text
     assert watching.summary()["running"] == 0
+
+
+@pytest.mark.parametrize("is_json", [False, True])
+def test_a_printed_notice_is_no_second_line_of_the_same_stream(
+    is_json: bool, capsys: pytest.CaptureFixture[str]
+) -> None:
+    loggers = [logging.getLogger(name) for name in ("forerun", "uvicorn", "uvicorn.error")]
+    before = [(one.handlers, one.level, one.propagate) for one in loggers]
+    try:
+        logs.set_up(is_json=is_json)
+        notice("slow work")
+    finally:
+        for one, (one.handlers, level, one.propagate) in zip(loggers, before, strict=True):
+            one.setLevel(level)
+    told = capsys.readouterr().err.splitlines()
+    assert told[0] == "forerun: slow work"
+    assert len(told) == 1 + is_json

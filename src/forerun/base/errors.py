@@ -66,12 +66,12 @@ def warn(message: str, category: type[Warning] = RuntimeWarning) -> None:
 
 
 def notice(message: str) -> None:
-    """Say something, for example before slow work: in the log named "forerun" where its level is
-    INFO, as a server's is, and on standard error otherwise."""
-    if LOG.isEnabledFor(logging.INFO):
-        LOG.info(message)
-    else:
-        print(f"forerun: {message}", file=sys.stderr, flush=True)
+    """Print a message to standard error, for example before slow work, and log it as "forerun".
+
+    The record has the field `was_printed`, for a log that goes to standard error too.
+    """
+    print(f"forerun: {message}", file=sys.stderr, flush=True)
+    LOG.info(message, extra={"was_printed": True})
 
 
 def ends_process(error: BaseException) -> bool:

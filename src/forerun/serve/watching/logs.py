@@ -33,6 +33,8 @@ def set_up(*, is_json: bool = False, level: int = logging.INFO) -> None:
     """Write our log lines, and uvicorn's messages, to standard error."""
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(Lines(is_json))
+    if not is_json:
+        handler.addFilter(lambda record: not hasattr(record, "was_printed"))
     for name in ("forerun", "uvicorn", "uvicorn.error"):
         logger = logging.getLogger(name)
         logger.handlers = [handler] if name != "uvicorn.error" else []
