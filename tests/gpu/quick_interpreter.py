@@ -8,6 +8,7 @@ out.
 
 from __future__ import annotations
 
+import inspect
 from dataclasses import replace
 from functools import cache
 from math import prod
@@ -26,6 +27,7 @@ _unwrap = core._unwrap_if_constexpr
 _scalar_dtype = cache(interpreter._get_np_dtype)
 _PLAIN = frozenset({int, float, bool, str, type(None), core.dtype, core.block_type, core.tensor})
 _CONSTANTS: dict[Any, Any] = {}
+_KINDS: dict[Any, Any] = {}
 
 
 def _patch_once(function: Any) -> Any:
@@ -34,6 +36,16 @@ def _patch_once(function: Any) -> Any:
         _PATCHED.add(function)
         _patch_lang(function)
     return interpreter._LangPatchScope()
+
+
+def _patch_attr(owner: Any, name: str, member: Any, builder: Any, scope: Any) -> None:
+    """Put a function that knows its builder in place of one that must be told."""
+    function, meaning = inspect.unwrap(member), semantic.TritonSemantic(builder)
+
+    def call(*args: Any, _semantic: Any = None, **options: Any) -> Any:
+        return function(*args, _semantic=meaning, **options)
+
+    scope.set_attr(owner, name, call)
 
 
 def _np_dtype(dtype: Any) -> np.dtype[Any]:
@@ -83,6 +95,15 @@ def _splat(scalar: Any, like: Any) -> Any:
     return core.tensor(interpreter.TensorHandle(numbers, scalar.handle.dtype), kind)
 
 
+def _kind_once(self: Any, element: Any) -> Any:
+    """The type of a block of these sizes with other elements."""
+    key = element.name, self.sizes
+    found = _KINDS.get(key)
+    if found is None:
+        found = _KINDS[key] = core.block_type(element, self.sizes)
+    return found
+
+
 def _constant_once(self: Any, value: Any, dtype: Any) -> Any:
     key = type(value), value, dtype.name
     found = _CONSTANTS.get(key)
@@ -103,6 +124,7 @@ def _same_first(are_equal: Any) -> Any:
 _builder = interpreter.interpreter_builder
 _builder.options = replace(_builder.options, sanitize_overflow=_builder.options.debug)
 interpreter._patch_lang = _patch_once
+interpreter._patch_attr = _patch_attr
 interpreter._get_np_dtype = _np_dtype
 core.block_type.__init__ = _init_block_type
 core.tensor.__init__ = _init_tensor
@@ -111,4 +133,5 @@ semantic.TritonSemantic.scalar_constant = _constant_once
 semantic.TritonSemantic.computation_type_impl = cache(semantic.TritonSemantic.computation_type_impl)
 core._unwrap_if_constexpr = _unwrap_quickly
 core.dtype.__eq__ = _same_first(core.dtype.__eq__)
+core.block_type.with_element_ty = _kind_once
 core.block_type.to_ir = lambda self, builder: self
