@@ -270,7 +270,8 @@ class _Simulation:
         return fleet.prompt_cost * (fleet.prompt_tokens + job.answer - job.left)
 
     def _plan_end(self, replica: SimulatedReplica) -> None:
-        """Plan the end of the replica's shortest job; plans made before are void."""
+        """Schedule the end of the replica's shortest job; an end scheduled earlier no longer
+        counts."""
         replica.version += 1
         if replica.jobs:
             tokens = max(0.0, replica.jobs[0][0] - replica.tokens)

@@ -1,4 +1,4 @@
-"""Rows of a drafting network on the device, which hear every pass of its target."""
+"""The rows of a drafting network on the device, which receive every pass of its target."""
 
 from __future__ import annotations
 
@@ -29,8 +29,7 @@ class HeadsRows:
         self.lengths = [0] * num_rows
 
     def hear(self, inputs: Inputs, states: Any) -> None:
-        """Keep the features of a pass of the target, which are computed from its hidden states (M,
-        F)."""
+        """Compute and store the features of a target's pass, from its hidden states (M, F)."""
         self.storage.fuse(states, inputs.shape.num_tokens)
         self.storage.keep(inputs)
 

@@ -219,15 +219,15 @@ class Pool:
         self.num_pages = num_pages
 
     def rest(self, pages: DevicePages, row: int, rows: Any) -> None:
-        """Note that a row of an engine rests: it may be released when a page is needed."""
+        """Record that a row of an engine rests: it may be released when a page is needed."""
         self._resting[pages, row] = ref(rows)
 
     def rests(self, pages: DevicePages, row: int) -> bool:
-        """Whether a row rests."""
+        """Whether a row is resting."""
         return (pages, row) in self._resting
 
     def wake(self, pages: DevicePages, row: int) -> None:
-        """Note that a row does not rest any more."""
+        """Record that a row no longer rests."""
         self._resting.pop((pages, row), None)
 
     def free(self, count: int) -> bool:
@@ -341,7 +341,7 @@ class DevicePages(RowPages[Page]):
                 pages.clear()
 
     def restart(self) -> None:
-        """Clear the table."""
+        """Set the page numbers of all rows to 0, in the table on the device."""
         self.table.zero_()
         self._num_noted = [0] * len(self._rows)
 

@@ -1,6 +1,6 @@
-"""Rows of the lean GPU pass: the verbs of `LanguageModel` without the checks.
+"""The rows of the lean GPU pass: the methods of `LanguageModel`, without its argument checks.
 
-Tokens of all rows are put behind each other and cut into passes of at most `MOST_TOKENS`.
+The tokens of all rows are joined into one list and cut into passes of at most `MOST_TOKENS`.
 """
 
 from __future__ import annotations
@@ -103,16 +103,16 @@ class GpuRows(PathRows):
             self._pass(some, None)
 
     def hear(self, row: int, states: Any) -> None:
-        """Keep the states of the tokens fed since the last commit, and the states (N, F) of the
+        """Store the states of the tokens fed since the last commit, and the states (N, F) of the
         tokens that a captured round has processed after them."""
         if self._history is not None:
             self.kept[row] = self._history.add(row, torch.cat([self._seen[row], states]))
             self.forget(row)
 
     def put_aside(self, row: int, *, is_answered: bool) -> None:
-        """Keep the states of the tokens fed since the last commit, for the next reader.
+        """Store the states of the tokens fed since the last commit, for the next reader.
 
-        is_answered: a captured round has gone on from there, whose states stay on the device.
+        is_answered: a captured round continued from there; its own states stay on the device.
         """
         if self._history is None:
             return
@@ -264,8 +264,8 @@ def shape_of(lines: Sequence[Line], num_logits: int) -> PassShape:
 
 
 def segments_of(lines: Sequence[Line]) -> list[tuple[int, int]]:
-    """The first token and the number of tokens of each segment, which is text of one row. With a
-    tree in the pass, every token is a segment of its own."""
+    """The first token and the length of each segment, a piece of one row's text. If the pass has a
+    tree, every token is a segment of its own."""
     most = 1 if any(line.branch for line in lines) else PER_SEGMENT
     segments: list[tuple[int, int]] = []
     for index, line in enumerate(lines):

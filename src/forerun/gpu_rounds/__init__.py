@@ -1,1 +1,1 @@
-"""Whole rounds captured as CUDA graphs, and who executes them."""
+"""Rounds that are captured whole as CUDA graphs, and the executors that run them."""

@@ -1,7 +1,7 @@
-"""Parts of prompts that a captured round reads behind the tokens of its lanes, in the same pass.
+"""Parts of prompts that a captured round reads in the same pass, after the tokens of its lanes.
 
-A pass with answers alone waits for the weights, and a prompt token beside them costs little more
-than its products; in a pass of its own it would read all weights again.
+A pass with answers alone mostly waits for the weights to be read, so prompt tokens in the same pass
+cost little more than their products; in a pass of their own they would read all weights again.
 """
 
 from __future__ import annotations
@@ -26,21 +26,23 @@ Part = tuple[int, int, Sequence[int]]
 
 
 def most_read(num_lanes: int, num_usual: int) -> int:
-    """Prompt tokens of the largest block beside this many lanes, where a pass without a block has
-    `num_usual` tokens."""
+    """The number of prompt tokens in the largest block that fits beside this many lanes.
+
+    num_usual: the tokens of the same pass without a block.
+    """
     totals = (total for most, total in TOTALS.items() if num_usual <= most)
     return next(totals, MOST_TOKENS) - num_lanes
 
 
 def block_sizes(num_lanes: int) -> list[int]:
-    """Tokens of the blocks beside this many lanes, with which they fill a pass."""
+    """The sizes in tokens of the blocks that fill a pass beside this many lanes."""
     totals = {padded_pass(num_lanes + size) for size in SIZES}
     totals |= {total for total in (*TOTALS.values(), MOST_TOKENS) if total > num_lanes}
     return sorted(total - num_lanes for total in totals)
 
 
 def block_size(num_tokens: int, num_lanes: int) -> int:
-    """Tokens of the smallest block with room for `num_tokens`, or of the largest."""
+    """The size of the smallest block with room for `num_tokens`, or of the largest block."""
     sizes = block_sizes(num_lanes)
     return next((size for size in sizes if size >= num_tokens), sizes[-1]) if num_tokens else 0
 
@@ -56,8 +58,8 @@ def num_segments(size: int) -> int:
 
 
 def fitting(parts: Sequence[Part], size: int) -> tuple[list[Part], list[Part]]:
-    """The parts that fit a block of this size, and the tokens that have to be read before: the
-    beginning of a part that does not fit."""
+    """Divide parts of prompts into those that fit a block of this size, and those to read in an
+    earlier pass (such as the beginning of a part that does not fit)."""
     inside, before, segments = [], [], num_segments(size)
     for row, first, tokens in parts:
         room = min(size, segments * PER_SEGMENT)
@@ -72,7 +74,7 @@ def fitting(parts: Sequence[Part], size: int) -> tuple[list[Part], list[Part]]:
 
 
 class Block:
-    """The prompt tokens in the pass of a captured round, behind the tokens and segments of its
+    """The prompt tokens in the pass of a captured round, after the tokens and segments of its
     lanes."""
 
     def __init__(self, size: int, inputs: Inputs, num_tokens: int, num_lanes: int) -> None:

@@ -1,8 +1,9 @@
-"""Which rounds are captured: for a few numbers of lanes and draft lengths, most of them beforehand.
+"""Chooses which rounds are captured: for a few numbers of lanes and draft lengths, mostly in
+advance.
 
-Capturing a round takes longer than running it fifty times.  Where the draft length is left to the
-policy, all lengths that it may choose are captured before the first round, and kept with the
-storage for later calls.  The time that captures take is no round's.
+Capturing a round takes longer than running it fifty times. If the draft policy chooses the draft
+length, all lengths that it may choose are captured before the first round, and kept with the
+storage for later calls. The time of capturing is not counted as time of a round.
 """
 
 from __future__ import annotations
@@ -50,11 +51,11 @@ DraftRows = GpuRows | HeadsRows
 
 
 class Captures:
-    """Rounds on the rows of one target, for at most `num_rows` requests.
+    """The captured rounds for the rows of one target, for at most `num_rows` requests.
 
     draft_length: 0 without a drafter.
     is_on_host: drafts are made on the host.
-    tree: that all drafts fill; its height is their length.
+    tree: the tree that all drafts fill, whose height is then the draft length; None: chains.
     """
 
     def __init__(
@@ -80,7 +81,7 @@ class Captures:
 
     @cached_property
     def sizes(self) -> list[int]:
-        """Numbers of lanes, the largest first."""
+        """The numbers of lanes that are captured, the largest first."""
         sizes = [self._top]
         while sizes[-1] >= SHRINK:
             sizes.append(sizes[-1] // SHRINK)
@@ -103,21 +104,21 @@ class Captures:
         return sorted({0, min(self._draft_length, LONGEST, most)})
 
     def length(self, size: int, asked: Sequence[int]) -> int:
-        """The draft length of a round whose requests ask for drafts of these lengths."""
+        """The captured draft length to use if requests ask for drafts of these lengths."""
         lengths, most = self.lengths(size), max(asked, default=0)
         return min((length for length in lengths if length >= most), default=lengths[-1])
 
     def num_tokens(self, size: int, asked: Sequence[int]) -> int:
-        """Tokens of the lanes of that round."""
+        """The number of tokens that the lanes of such a round have in the pass."""
         length = self.length(size, asked)
         return size * (1 + (len(self.tree) if self.tree and length else length))
 
     def room(self, size: int, asked: Sequence[int]) -> int:
-        """Prompt tokens that a round takes beside such a round."""
+        """How many prompt tokens a round with these lanes and drafts can read."""
         return most_read(size, self.num_tokens(size, asked))
 
     def num_chunks(self, longest: int) -> int:
-        """The number of chunks of attention for texts of this length."""
+        """The number of attention chunks for texts of this length."""
         usual = max(self._state.capacity or SHORT, FEW_TOKENS // len(self._state.lengths))
         return num_chunks(max(longest, min(usual, SHORT)))
 
@@ -131,10 +132,10 @@ class Captures:
     def round(
         self, shape: RoundShape, drafts: DraftRows | None, *, goes_on: bool = False
     ) -> CapturedRound:
-        """The round of this shape, captured.
+        """The captured round of this shape; it is captured now if necessary.
 
-        goes_on: others are answered, so prompts of all lengths may come: with a block, rounds with
-            all others that may stand beside answers are captured too.
+        goes_on: other requests are being answered, so prompts of all lengths may come. If the shape
+        has a block, rounds with all other blocks beside answers are then captured too.
         """
         begin, made = working(), self._made(shape, drafts)
         if not made.is_ready:
@@ -154,7 +155,7 @@ class Captures:
             made.prepare()
 
     def _made(self, shape: RoundShape, drafts: DraftRows | None) -> CapturedRound:
-        """The round of this shape, which may not be captured yet."""
+        """The round of this shape, perhaps not captured yet."""
         storage, other, lanes = self._state.storage, storage_of(drafts), self.lanes(shape.num_lanes)
         made: CapturedRound | None = storage.rounds.recall(shape)
         if made is None or made.draft is not other:
@@ -182,7 +183,8 @@ class Captures:
         self._warm = known
 
     def _captured(self, shape: RoundShape, drafts: DraftRows | None) -> dict[int, list[int]]:
-        """Capture rounds of all sizes, as far as there is time; returns their lengths by size."""
+        """Capture rounds of all sizes, as long as time allows. Returns the captured draft lengths
+        by number of lanes."""
         known: dict[int, list[int]] = {}
         begin, before = working(), self.seconds
         for size in self.sizes:
@@ -194,7 +196,7 @@ class Captures:
         return known
 
     def _like(self, shape: RoundShape, size: int, drafts: DraftRows | None) -> list[CapturedRound]:
-        """Rounds like this one, of another size and of all lengths."""
+        """Rounds like this one with another number of lanes, one for each draft length."""
         made = []
         for length in self.lengths(size):
             some = drafts_in(drafts, length)
@@ -204,7 +206,7 @@ class Captures:
 
 
 def drafts_in(drafts: DraftRows | None, length: int) -> DraftRows | None:
-    """The drafter's rows that a round of this draft length reads or writes."""
+    """The drafter's rows that a round with this draft length uses; None if it uses none."""
     has_part = drafts is not None and (length > 0 or drafts.is_always_told)
     return drafts if has_part else None
 

@@ -1,4 +1,5 @@
-"""Who executes the rounds of an engine: captured as a whole on a GPU, or one step after another."""
+"""Chooses the executor of an engine's rounds: captured rounds on a GPU, or the stepwise
+executor."""
 
 from __future__ import annotations
 
@@ -10,8 +11,8 @@ from forerun.rules import Block, Match, Ratio
 
 
 def executor_of(setup: Setup) -> Executor:
-    """The fastest executor that knows this target, drafter and rule.  One whose rounds come in a
-    few lengths has an attribute `ladder` (`engine/steering/ladder_policy.py`)."""
+    """The fastest executor that supports this target, drafter and rule. If its rounds are captured
+    for a few draft lengths, it has an attribute `ladder` (`engine/steering/ladder_policy.py`)."""
     target: Any = setup.target
     if not getattr(target, "decides_on_device", False):
         return step_by_step(setup)
@@ -22,8 +23,8 @@ def executor_of(setup: Setup) -> Executor:
 
 
 def _captured(setup: Setup) -> Executor | None:
-    """The executor of captured rounds, if all rows fit one pass, and if there is no drafter or it
-    is on this device as well; else None."""
+    """The executor of captured rounds if all rows fit one pass, and the drafter (if any) is on the
+    same device; else None."""
     from forerun.drafters.forced import Forced
     from forerun.drafters.heads import Heads
     from forerun.drafters.model import Model

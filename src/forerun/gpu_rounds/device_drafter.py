@@ -19,7 +19,7 @@ class DeviceDrafter:
 
     temperature: of the drafter; None uses the request's.
     context: the longest text that it can read; None: any.
-    is_on_host: the drafter is another, which guesses on the host; rounds draft nothing themselves.
+    is_on_host: guesses are made on the host, so that the rounds themselves draft nothing.
     """
 
     drafting: Drafting
@@ -39,7 +39,7 @@ class DeviceDrafter:
         return rows
 
     def free(self, left: Sequence[int]) -> None:
-        """Forget the texts of rows that requests have left."""
+        """Free the rows of requests that have left."""
         self.crowded.difference_update(left)
         rows = self.rows if left else None
         if rows is not None:
@@ -47,7 +47,7 @@ class DeviceDrafter:
                 rows.release(row)
 
     def rows_in(self, length: int) -> DraftRows | None:
-        """The rows that a round of this draft length reads or writes."""
+        """The drafter's rows that a round with this draft length uses."""
         return drafts_in(self.rows, length)
 
     def catch_up(
@@ -58,12 +58,12 @@ class DeviceDrafter:
         ends: Sequence[int],
         length: int,
     ) -> DraftRows | None:
-        """Store all but the last two tokens of texts; the first draft step feeds these two.
+        """Store all but the last two tokens of each text; the first draft step feeds these two.
 
-        more: tokens that a round on its way adds to each; None: there is nothing to store.
-        ends: tokens that each text has at most when the round begins.
-        Gives the rows that a round of this draft length reads or writes.  Where there is no memory
-        for any, the requests go on without drafts, and it is None.
+        more: by text, tokens that a running round will add; None: there is nothing to store.
+        ends: by text, the most tokens it has when the round begins.
+        Returns the rows that a round with this draft length uses; None if there is no memory for
+        any. Then the requests continue without drafts.
         """
         rows = self.rows_in(length)
         if not isinstance(rows, GpuRows):
@@ -92,18 +92,17 @@ class DeviceDrafter:
         return rows
 
     def note(self, row: int, before: int, num_accepted: int, length: int) -> None:
-        """Note that a round of this draft length accepted tokens after a text of `before`
-        tokens."""
+        """Record that a round accepted num_accepted tokens after a text of `before` tokens."""
         if self.rows is not None and length:
             self.rows.lengths[row] = before + min(num_accepted, length - 1)
 
     def can_follow(self, length: int, num_stored: int) -> bool:
-        """Whether the drafter can guess after a text of which the target stores this many
+        """Whether the drafter can guess after a text of which the target stores num_stored
         tokens."""
         return True
 
     def asked(self, plan: RoundPlan, indices: Sequence[int]) -> list[int]:
-        """The draft lengths for the answered spans of these indices."""
+        """The draft lengths for the answered spans with these indices."""
         limits = plan.drafts.limits
         if self.drafting.drafter is None or self.is_on_host or not limits:
             return [0] * len(indices)
@@ -122,7 +121,8 @@ class DeviceDrafter:
         return self.context is None or length <= self.context
 
     def share(self, length: int, target: Storage) -> float:
-        """The share of the draft in the time of a round, estimated by the weights that are read."""
+        """The estimated share of a round's time that drafting takes, judged by the weights that are
+        read."""
         if self.rows is None:
             return 0.0
         step = length * self.rows.storage.num_bytes

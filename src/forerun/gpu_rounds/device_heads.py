@@ -30,8 +30,8 @@ from forerun.trees.tree import Tree
 
 @dataclass
 class DeviceHeads(DeviceDrafter):
-    """A `Heads` drafter whose steps are part of captured rounds.  Every round tells it what was
-    emitted, so it never has to catch up but with a prompt."""
+    """A `Heads` drafter whose steps are part of captured rounds. Every round passes it the new
+    tokens on the device, so it has to catch up only with prompts."""
 
     heads: HeadsRows = field(kw_only=True)
     hears: bool = field(default=True, init=False)
@@ -48,7 +48,7 @@ class DeviceHeads(DeviceDrafter):
         ends: Sequence[int],
         length: int,
     ) -> DraftRows | None:
-        """Make entries of all tokens but the last; their features are already stored."""
+        """Compute the entries of all tokens but the last; their features are already stored."""
         rows = self.rows
         if rows is not None:
             entries = []
@@ -66,16 +66,16 @@ class DeviceHeads(DeviceDrafter):
             self.rows.lengths[row] = before + num_accepted
 
     def can_follow(self, length: int, num_stored: int) -> bool:
-        """Whether the target stores all tokens but the last, whose hidden states the network
-        reads."""
+        """Whether the target stores all tokens but the last; the network needs their hidden
+        states."""
         return num_stored >= length - 1 > 0
 
 
 def tree_for(tree: int | Tree, draft_length: DraftLength, rule: Rule, num_rows: int) -> Tree | None:
-    """The shape of the trees of captured rounds: the given one, or one of at most this many nodes.
+    """The tree that captured rounds draft: the given one, or one with at most this many nodes.
 
-    Trees of all rows must fit a pass, and two of them the room past a text.  None where they do
-    not, and under a rule other than `match`.
+    None under a rule other than `match`, or if the trees of all rows do not fit one pass or the
+    room after a text.
     """
     height = TREE_HEIGHT if draft_length == "auto" else draft_length
     num_lanes = 1 << max(num_rows - 1, 0).bit_length()

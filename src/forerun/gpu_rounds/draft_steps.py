@@ -1,6 +1,6 @@
-"""The draft steps of captured rounds: of a model, and of a network on the target's hidden states.
+"""The draft steps of captured rounds, by a model or by a network on the target's hidden states.
 
-A step leaves the logits of the next guess; who samples it comes between two steps.
+A step computes the logits of the next guess; the guess is sampled between two steps.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from forerun.kernels.scratch import Outcome
 
 
 class Pass:
-    """A pass within a round, with logits of its own."""
+    """A pass of a model within a round, with its own logits."""
 
     def __init__(
         self,
@@ -38,7 +38,7 @@ class Pass:
         self._watched, self._layers = watched, layers
 
     def queue(self, logits: Any = None) -> None:
-        """Launch the pass; logits: where they go instead of its own."""
+        """Launch the pass. logits: where to write the logits; None: to its own memory."""
         storage = self._storage
         launch(storage.weights, self._shape, self.inputs, storage.cache, storage.scratch,
                self._attention, self._logits if logits is None else logits,
@@ -46,7 +46,7 @@ class Pass:
 
 
 class ModelSteps:
-    """Draft steps of a model, for `num_lanes` lanes."""
+    """The draft steps of a model, for `num_lanes` lanes."""
 
     def __init__(
         self, draft: Storage, num_lanes: int, num_chunks: int, sizes: dict[str, int]
@@ -57,8 +57,8 @@ class ModelSteps:
         self._vocab, self._sizes = logits.shape[1], sizes
 
     def queue(self, step: int, lanes: Lanes, sampled: Outcome, drafts: Any, logits: Any) -> None:
-        """Launch a step, which fills in logits (lanes, V); a later one begins with the token that
-        was sampled last, and notes it in drafts (lanes, K)."""
+        """Launch a step, which computes logits (lanes, V). A later step first takes the token that
+        was sampled last, and records it in drafts (lanes, K)."""
         this = self._first if step == 0 else self._later
         inputs = this.inputs
         where = (inputs.ids, inputs.rows, inputs.slots, inputs.positions, inputs.segments,
@@ -77,7 +77,7 @@ class ModelSteps:
 
 
 class HeadsSteps:
-    """Draft steps of a network on the target's hidden states, for this many lanes."""
+    """The draft steps of a network on the target's hidden states, for a number of lanes."""
 
     def __init__(self, draft: HeadsStorage, num_lanes: int, num_chunks: int) -> None:
         shape, device = (
@@ -90,8 +90,8 @@ class HeadsSteps:
         self._attention = draft.attention(shape)
 
     def queue(self, step: int, lanes: Lanes, sampled: Outcome, drafts: Any, logits: Any) -> None:
-        """Launch a step, which fills in logits (lanes, V); a later one begins with the token that
-        was sampled last, and notes it in drafts (lanes, K)."""
+        """Launch a step, which computes logits (lanes, V). A later step first takes the token that
+        was sampled last, and records it in drafts (lanes, K)."""
         draft, inputs = self._draft, self._inputs
         draft_entry[(len(logits),)](
             lanes.last, sampled.extra, drafts, lanes.rows, lanes.stored, lanes.remaining,
@@ -104,11 +104,11 @@ class HeadsSteps:
 
 
 class Hearing:
-    """Passes on to such a network, after the decision, the entries of the tokens that the round
-    emitted, and the features of the prompt tokens that it read.
+    """After the decision, gives such a network the entries of the tokens that the round emitted and
+    the features of the prompt tokens that it read.
 
-    inputs, watched: of the target's pass, with its hidden states (M, F).
-    num_tokens: of its lanes, which come first.
+    inputs, watched: the inputs of the target's pass, and its hidden states (M, F).
+    num_tokens: of the lanes, which come first in the pass.
     """
 
     def __init__(self, draft: HeadsStorage, inputs: Inputs, watched: Any, num_tokens: int) -> None:

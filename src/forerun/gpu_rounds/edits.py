@@ -1,8 +1,8 @@
-"""What requests do to logits beyond temperature and cuts, as it stands on the device.
+"""Edits of logits on the device: penalties, logit bias, bad words and `min_tokens`.
 
-Penalties, a logit bias, bad words and `min_tokens` are arrays over the lanes of a round, so such
-requests stay in captured rounds, as do those with a grammar (`masks.py`).  Only a processor and
-log-probabilities of edited logits need the host.
+They are arrays over the lanes of a round, so requests with these options can use captured rounds,
+as can those with a grammar (`masks.py`). Only processors, and log-probabilities of edited logits,
+need the host.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ BLOCK = 1024
 
 
 def edits_law(request: Request) -> bool:
-    """Whether logits are edited before they are sampled."""
+    """Whether the request's logits are edited before they are sampled."""
     return bool(_counts_tokens(request) or request.sampling.logit_bias or _words(request))
 
 
 def fits_device(request: Request) -> bool:
-    """Whether the device can sample for a request. This depends on the request alone: host and
-    device round differently, and all of a text must be computed in one way."""
+    """Whether the device can sample for a request. This depends only on the request: host and
+    device round differently, so all of a text must be computed in one way."""
     if request.processors:
         return False
     words = _words(request)
@@ -47,7 +47,7 @@ def fits_device(request: Request) -> bool:
 
 
 class Edits:
-    """The edits of logits for the requests in a number of lanes, with a vocabulary of V tokens."""
+    """The edits for the requests in a number of lanes, with a vocabulary of V tokens."""
 
     def __init__(self, num_lanes: int, vocab_size: int, device: Any) -> None:
         self._size = num_lanes, vocab_size
@@ -67,9 +67,9 @@ class Edits:
         texts: Sequence[Sequence[int]],
         places: Sequence[int] | None = None,
     ) -> None:
-        """Set lanes to these requests with these texts; None stands for a lane without edits.
+        """Set the edits of lanes to those of these requests; None stands for a lane without edits.
 
-        places: of the lanes; None: the first ones, and the others edit nothing.
+        places: the numbers of the lanes; None: the first ones, and all other lanes get no edits.
         """
         num_lanes = self._size[0] if places is None else len(places)
         flags = np.zeros((2, num_lanes), np.int32)
@@ -116,12 +116,12 @@ class Edits:
         first: int = 0,
         depths: Any = None,
     ) -> None:
-        """Edit logits (B * num_rows, V) in place, those of a lane behind each other.
+        """Edit logits (B * num_rows, V) in place; the rows of a lane are consecutive.
 
-        drafted: (B, K) int64; row i of a lane comes after its first + i first tokens.
-        depths: (B * num_rows,) int32; drafted is then (B * num_rows, K), and each row comes after
-            so many tokens of its own.
-        outputs: (B,) int64, positions in the output of the token after the text.
+        drafted: (B, K) int64; row i of a lane comes after its first (first + i) drafted tokens.
+        depths: (B * num_rows,) int32; if given, drafted is (B * num_rows, K), and each row comes
+        after depths[row] tokens of its own.
+        outputs: (B,) int64, the output position of the first token after the text.
         """
         num_lanes, vocab = self._size
         per_row = depths is not None
@@ -137,7 +137,7 @@ class Edits:
         )  # fmt: skip
 
     def note(self, outcome: Any, drafts: Any, lanes: Any) -> None:
-        """Count the tokens that a captured round has emitted."""
+        """Count the tokens that a captured round has emitted, for penalties."""
         num_lanes, vocab = self._size
         length = drafts.shape[1]
         note[(num_lanes,)](
@@ -172,8 +172,7 @@ def _counts_tokens(request: Request) -> bool:
 
 
 def _words(request: Request) -> list[tuple[Sequence[int], int]]:
-    """The forbidden tokens: which tokens they follow, and before which position of the output they
-    are forbidden."""
+    """The forbidden tokens: after which tokens, and before which position of the output."""
     words: list[tuple[Sequence[int], int]] = [(word, ALWAYS) for word in request.bans.words]
     if request.sampling.min_tokens:
         words += [((token,), request.sampling.min_tokens) for token in request.bans.endings]

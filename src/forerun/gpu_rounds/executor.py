@@ -54,11 +54,11 @@ FEW_TOKENS = 448
 
 
 class Captured:
-    """Executes plans on the rows of one target.
+    """Executes plans on the rows of one target with captured rounds.
 
-    drafter: what drafts, if anything does.
-    draft_length: how far to draft, where that is given.
-    tree: that all drafts fill, in level order; None: drafts are chains.
+    drafter: the drafter on the device, if any.
+    draft_length: how far to draft, if that is fixed.
+    tree: the tree that all drafts fill, in level order; None: drafts are chains.
     """
 
     def __init__(
@@ -105,7 +105,7 @@ class Captured:
 
     @inference
     def execute(self, plan: RoundPlan) -> Decision:
-        """Draft, score and decide; nothing is kept until `commit`."""
+        """Draft, score and decide. Nothing is stored until `commit`."""
         self._begun, self._captured_before = working(), self._captures.seconds
         self._unseen = set()
         left = [arguments[0] for verb, arguments in plan.changes if verb == "leave"]
@@ -116,7 +116,7 @@ class Captured:
 
     @inference
     def commit(self, plan: RoundPlan, decision: Decision, counts: Sequence[int]) -> None:
-        """Keep what became text: counts[i] tokens of the i-th answer."""
+        """Store counts[i] new tokens of the i-th answer."""
         for span in plan.answering:  # requests hold their new texts by now
             self._state.lengths[span.row] = max(span.start, len(span.request.tokens) - 1)
         for span in plan.reading:
@@ -127,8 +127,8 @@ class Captured:
                 self._state.put_aside(span.row, is_answered=is_unseen)
 
     def _depart(self, plan: RoundPlan, parts: Sequence[Part]) -> Departure:
-        """Launch the next round behind the one on its way; if that serves nobody of the plan, it is
-        let go, and two are launched."""
+        """Launch the next round after the running one. If the running round serves nobody in the
+        plan, it is abandoned and two rounds are launched."""
         flight, self._flight = self._flight, None
         if flight is None or all(flight.lane(span) is None for span in plan.answering):
             flight, parts = self._start(plan, parts), []
@@ -145,14 +145,15 @@ class Captured:
         return Departure(flight, following, parts if following is None else ())
 
     def _parts(self, plan: RoundPlan) -> list[Part]:
-        """The new tokens of each text, without the last token of those that are answered."""
+        """The tokens of each text that must be read, without the last token of texts that are
+        answered."""
         parts = [(span.row, span.start, span.tokens[:-1]) for span in plan.answering]
         parts += [(span.row, span.start, span.tokens) for span in plan.reading]
         return [part for part in parts if part[2]]
 
     def _start(self, plan: RoundPlan, parts: Sequence[Part]) -> Flight | None:
-        """Launch a round for all requests of a plan.  Where all of them are new, prompts too long
-        for it are read before, in the widest passes."""
+        """Launch a round for all requests of a plan. If all of them are new, the parts of prompts
+        that are too long for it are read first, in the widest passes."""
         if not plan.answering:
             self._state.feed(parts)
             if self.device.type == "cuda":
@@ -208,8 +209,8 @@ class Captured:
         return self._drafter.asked(plan, range(len(plan.answering)))
 
     def _room(self, usual: Sequence[int]) -> int | None:
-        """Prompt tokens that the next round takes beside answers with these draft lengths; None:
-        any."""
+        """How many prompt tokens the next round can read beside answers with these draft lengths;
+        None: any number."""
         if not (self._can_read and usual):
             return None
         return self._captures.room(self._captures.size(len(usual)), usual)
@@ -249,15 +250,15 @@ class Captured:
         plan: RoundPlan,
         results: dict[int, Landed],
     ) -> None:
-        """Sort outcomes by request."""
+        """Store the results of a round by request."""
         for span in plan.answering:
             lane = flight.lane(span)
             if lane is not None:
                 results[span.request.number] = Landed(flight, lane, table[lane])
 
     def _answer_undrafted(self, plan: RoundPlan, results: dict[int, Landed]) -> bool:
-        """Score again, without drafts, the requests whose draft had no law, and stop drafting for
-        them. Returns whether there were any."""
+        """Score again, without drafts, the requests whose draft probabilities were invalid, and
+        stop drafting for them. Returns whether there were any."""
         spans = [
             span
             for span in plan.answering
@@ -302,8 +303,8 @@ class Captured:
         return Decision(drafted, paths, extra, laws, times, load=load, waiting=frozenset(missing))
 
     def _note_stored(self, row: int, landed: Landed, answer: Answer) -> None:
-        """Note how much of a text the drafter stores after a round: what the device has decided, as
-        far as the host, if it decides, agrees."""
+        """Record how much of a text the drafter stores after a round: what the device decided, as
+        far as the host (if it decides) agrees."""
         flight, lane = landed.flight, landed.lane
         if flight is None or not flight.follows[lane]:
             return
@@ -314,8 +315,8 @@ class Captured:
         self._drafter.note(row, flight.lengths[lane], num_accepted, length)
 
     def _take_off(self, plan: RoundPlan, decision: Decision, parts: Sequence[Part]) -> None:
-        """Launch the next round for the requests of a plan that may go on, and for those that
-        wait."""
+        """Launch the next round, for the requests of a plan that may continue and for waiting
+        ones."""
         going, texts = [], []
         for index, span in enumerate(plan.answering):
             request = span.request
@@ -346,8 +347,8 @@ class Captured:
     ) -> Flight:
         """Launch a round for requests with these texts, and for parts of prompts.
 
-        behind: the round on its way, which moves on the texts of those who are in it.
-        guesses: of a drafter on the host.
+        behind: the running round, which extends the texts of the requests in it.
+        guesses: those of a drafter on the host.
         """
         begin, captures, before = working(), self._captures, self._captures.seconds
         if behind is None:
@@ -431,8 +432,7 @@ class Captured:
     def _board(
         self, flight: Flight, texts: Mapping[int, Sequence[int]], behind: Flight | None
     ) -> None:
-        """Set the lanes to these texts. Behind another round, the other lanes stay as they are or
-        become free."""
+        """Set the lanes to these texts. After another round, the others stay or become free."""
         lanes, heat = flight.round.lanes, self._drafter.temperature
         spans = {lane: span for lane in texts if (span := flight.spans[lane]) is not None}
         made = [lane_of(span, texts[lane], heat) for lane, span in spans.items()]
@@ -458,7 +458,7 @@ class Captured:
             lanes.edits.put(requests, list(texts.values()), places)
 
     def _draft_length(self, asked: Sequence[int], num_lanes: int, longest: int) -> int:
-        """The captured draft length for what is asked; 0 where the longest text exceeds the
+        """The captured draft length for these requested lengths; 0 if the longest text exceeds the
         drafter's context."""
         length = self._captures.length(num_lanes, asked)
         return length if self._drafter.can_read(longest + length) else 0

@@ -1,4 +1,4 @@
-"""Captured rounds on their way."""
+"""Captured rounds that were launched and whose results are not all known yet."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from forerun.trees.tree import Tree
 
 
 def proposal_of(tree: Tree | None, tokens: Sequence[int], height: int, drawn: Drawn) -> Proposal:
-    """The draft of a lane, as far as it was judged; tree: its whole shape, None for a chain."""
+    """The draft of a lane, cut to what was judged. tree: its whole shape; None for a chain."""
     if tree is None or not height:
         return Proposal(list(tokens[:height]), drawn) if height else NOTHING
     count = sum(depth < height for depth in tree.depths)
@@ -28,7 +28,7 @@ def proposal_of(tree: Tree | None, tokens: Sequence[int], height: int, drawn: Dr
 
 
 class Landed(NamedTuple):
-    """The results of a lane of a round."""
+    """The results of one lane of a round."""
 
     flight: Flight | None
     lane: int
@@ -38,7 +38,7 @@ class Landed(NamedTuple):
 
     @property
     def asked(self) -> int:
-        """The number of tokens of the draft that count."""
+        """The number of draft tokens that were judged."""
         return 0 if self.flight is None else self.flight.asked[self.lane]
 
     @property
@@ -47,23 +47,25 @@ class Landed(NamedTuple):
         return self.flight is not None and self.lane in self.flight.by_host
 
     def is_as(self, path: Sequence[int], extra: int) -> bool:
-        """Whether the device has accepted as many tokens, and chosen this one after them."""
+        """Whether the device accepted as many tokens as are in `path`, and chose `extra` after
+        them."""
         return len(path) == max(self.row[0], 0) and extra == self.row[1]
 
     @property
     def mask_faults(self) -> Mapping[int, BaseException]:
-        """What the grammar raised, by slot."""
+        """The exceptions that the grammar raised, by slot."""
         return {} if self.flight is None else self.flight.mask_faults.get(self.lane, {})
 
     @property
     def logits(self) -> Any:
-        """The rows (N, V) after the text and each token of the draft, of such a lane."""
+        """The logits (N, V) after the text and after each token of the draft, for a lane that the
+        host decides."""
         assert self.flight is not None
         return self.flight.turn.logits(self.lane)
 
     def reports(self, path: Sequence[int]) -> list[Report]:
         """The log-probabilities of an accepted path and of the token after it, if the round
-        computes them."""
+        computed them."""
         flight = self.flight
         return [] if flight is None else flight.round.reports(flight.turn, self.lane, path)
 
@@ -74,8 +76,8 @@ NOT_LANDED = Landed(None, 0, (0, 0, 0, 0))
 
 @dataclass
 class Flight:
-    """A round on its way, with the requests that it was launched for, by lane; a lane without a
-    span is not in use."""
+    """A launched round, with the requests that it serves, by lane; a lane without a span is
+    unused."""
 
     round: CapturedRound
     spans: Sequence[Span | None]
@@ -93,9 +95,9 @@ class Flight:
     """By lane and slot: what a grammar raised."""
 
     def decide(self, outputs: Mapping[int, Sequence[int]]) -> None:
-        """Launch the decision, which awaits the masks of grammars.
+        """Launch the decision of the round, with the masks of grammars.
 
-        outputs: of requests, by lane; the requests of other lanes are gone.
+        outputs: of the requests, by lane; requests in other lanes have ended.
         """
         masks: dict[int, Words] = {}
         there = [pair for pair in self.masked.items() if pair[0] in outputs]
@@ -111,7 +113,7 @@ class Flight:
 
     @cached_property
     def masked(self) -> dict[int, Request]:
-        """The requests with a grammar that the device applies, by lane."""
+        """The requests, by lane, whose grammar is applied on the device."""
         return {
             lane: span.request
             for lane, span in enumerate(self.spans)
@@ -123,8 +125,8 @@ class Flight:
         self.turn.wait()
 
     def table(self) -> list[list[int]]:
-        """The results by lane: accepted tokens (-1: not in use), the extra token, the fault, the
-        row that it follows, the draft."""
+        """The results by lane: the number of accepted tokens (-1: unused), the extra token, the
+        fault, the row where the path ends, and the draft."""
         return self.turn.table()
 
     @property
@@ -135,12 +137,12 @@ class Flight:
 
     @cached_property
     def _places(self) -> dict[int, int]:
-        """The lanes by the numbers of their requests."""
+        """The lane of each request, by the request's number."""
         spans = enumerate(self.spans)
         return {span.request.number: lane for lane, span in spans if span is not None}
 
     def lane(self, span: Span) -> int | None:
-        """The lane of a request in this row, with the text that it has now."""
+        """The lane that serves this request with its present text; None if there is none."""
         lane = self._places.get(span.request.number)
         if lane is None or self.lengths[lane] != len(span.request.tokens):
             return None
@@ -148,28 +150,26 @@ class Flight:
         return lane if there is not None and there.row == span.row else None
 
     def leave(self, rows: Sequence[int]) -> None:
-        """Note that the texts of these rows are gone, together with what this round adds to
-        them."""
+        """Record that the texts of these rows are gone, and with them what this round adds."""
         for lane, span in enumerate(self.spans):
             if span is not None and span.row in rows:
                 self.lengths[lane] = -1
 
     def places(self, spans: Sequence[Span]) -> list[int]:
-        """Lanes for the next round: the present ones of requests, or free ones."""
+        """Lanes for requests in the next round: their present ones, or free ones."""
         lanes = [self.lane(span) for span in spans]
         free = iter(sorted(set(range(len(self.spans))) - set(lanes)))
         return [next(free) if lane is None else lane for lane in lanes]
 
     def longest(self, spans: Sequence[Span]) -> list[int]:
-        """The largest number of tokens that the texts of requests can have when this round is
-        over."""
+        """The most tokens that the texts of requests can have after this round."""
         most = self.round.shape.draft_length + 1
         return [
             len(span.request.tokens) + (0 if self.lane(span) is None else most) for span in spans
         ]
 
     def move_on(self, table: Sequence[Sequence[int]]) -> None:
-        """Note the results, by lane, of the round before this one."""
+        """Record the results, by lane, of the round before this one."""
         for lane, row in enumerate(table):
             if self.spans[lane] is not None and lane not in self.new:
                 self.lengths[lane] += max(row[0], 0) + 1

@@ -1,9 +1,9 @@
-"""Captured rounds for drafters on the host that read the text, or hidden states of the target.
+"""Captured rounds for drafters on the host, which read the text or hidden states of the target.
 
-Guesses are copied to the device, where one graph scores and decides them.  While the drafter has
-nothing to say, rounds are those of plain decoding: the next is on its way before it is asked.  A
-guess that comes then ends that: the round on its way is let go.  No guess is asked for while
-prompts are read.
+Guesses are copied to the device, where one graph scores and decides them. While the drafter guesses
+nothing, rounds are those of plain decoding: each is launched before the last one's results are
+known. If the drafter then makes a guess, the launched round is abandoned. No guess is asked for
+while prompts are read.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ SILENT = 2
 
 
 class HostDrafts(Captured):
-    """Executes plans with the guesses of a drafter that `drafts_beside`."""
+    """Executes plans with the guesses of a drafter on the host."""
 
     def __init__(
         self,
@@ -54,7 +54,7 @@ class HostDrafts(Captured):
 
     @property
     def ladder(self) -> Ladder | None:
-        """The draft lengths of rounds: none, because a draft is as long as the guess."""
+        """None: there are no fixed draft lengths, because a draft is as long as the guess."""
         return None
 
     def _depart(self, plan: RoundPlan, parts: Sequence[Part]) -> Departure:
@@ -124,7 +124,7 @@ class HostDrafts(Captured):
 
     @inference
     def commit(self, plan: RoundPlan, decision: Decision, counts: Sequence[int]) -> None:
-        """Keep what became text, and tell the drafter."""
+        """Store the new tokens, and tell the drafter about them."""
         super().commit(plan, decision, counts)
         if self._drafting.drafter is None:
             return
@@ -146,7 +146,7 @@ class HostDrafts(Captured):
         self._places = {}
 
     def _with_states(self, outcome: Outcome, span: Span) -> Outcome:
-        """The outcome with the hidden states of what the target has processed."""
+        """The outcome, with the hidden states of the tokens that the target has processed."""
         state, row = self._state, span.row
         states = state.storage.watched[:0]
         if span.request.number in self._places:
@@ -158,13 +158,13 @@ class HostDrafts(Captured):
 
 
 def _shortened(draft: Proposal, most: int) -> Proposal:
-    """The first tokens of a draft, as many as a captured round has room for."""
+    """A draft cut to the length that a captured round has room for."""
     return worthwhile(draft, 1.0, [float(slot < most) for slot in range(len(draft.tokens))])
 
 
 def drafts_beside(drafter: Any, rule: Rule) -> bool:
-    """Whether a drafter's guesses can be judged by captured rounds: they are point masses, or the
-    rule asks for no law."""
+    """Whether captured rounds can judge a drafter's guesses: they are point masses, or the rule
+    needs no draft probabilities."""
     if type(drafter) is Forced:
         return drafter.inner is None or drafts_beside(drafter.inner, rule)
     if type(drafter) is Mixed:

@@ -1,4 +1,4 @@
-"""The requests of captured rounds as they stand on the device: a lane is the place of one."""
+"""The requests of captured rounds on the device; each request has one place, its lane."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ MOST = 2**31 - 1
 
 @dataclass(frozen=True)
 class Lane:
-    """A request as a captured round sees it."""
+    """What a captured round needs to know of one request."""
 
     row: int
     previous: int  # the token before the last; anything if there is none
@@ -54,7 +54,7 @@ def lane_of(span: Span, text: Sequence[int], draft_temperature: float | None) ->
 
 
 class Lanes:
-    """The inputs of the lanes of a round; a negative row is a lane that is not in use."""
+    """The inputs of all lanes of a round; a negative row number marks an unused lane."""
 
     def __init__(self, num_lanes: int, device: Any) -> None:
         def empty(count: int, dtype: Any) -> Any:
@@ -69,12 +69,12 @@ class Lanes:
         self.temperature, self.draft_temperature, self.top_p, self.min_p = real
 
     def put(self, lanes: Sequence[Lane], asked: Sequence[int]) -> None:
-        """Set all lanes, and how far each drafts; lanes past the end are not in use."""
+        """Set all lanes, and how far each drafts; the remaining lanes are unused."""
         for target, source in zip(self._tables, _tables(lanes, asked, len(self.rows)), strict=True):
             target.copy_(source, non_blocking=True)
 
     def join(self, places: Sequence[int], lanes: Sequence[Lane], asked: Sequence[int]) -> None:
-        """Set the lanes at these places; the others go on."""
+        """Set the lanes at these places; all others continue."""
         where = torch.tensor(places).to(self.rows.device, non_blocking=True)
         for target, source in zip(self._tables, _tables(lanes, asked, len(lanes)), strict=True):
             target.index_copy_(1, where, source.to(target.device, non_blocking=True))
@@ -90,14 +90,13 @@ class Lanes:
         return self.edits
 
     def make_masks(self, vocab_size: int) -> Masks:
-        """For the decisions of all rounds with these lanes."""
+        """Masks for the decisions of all rounds with these lanes."""
         if self._masks is None:
             self._masks = Masks(MOST_OF_ROUND, vocab_size, self.rows.device)
         return self._masks
 
     def leave(self, lanes: Sequence[int]) -> None:
-        """Note that the requests of some lanes are over: nothing is written to their rows any
-        more."""
+        """Stop writing to the rows of these lanes, because their requests are over."""
         staying = torch.ones(self.rows.shape[0], dtype=torch.int32)
         staying[list(lanes)] = 0
         self.remaining.mul_(staying.to(self.remaining.device, non_blocking=True))

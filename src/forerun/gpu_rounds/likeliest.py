@@ -1,5 +1,5 @@
-"""Log-probabilities of a captured round, computed beside the decision: of every token that may be
-emitted, and of the likeliest ones at its place."""
+"""Computes the log-probabilities of a captured round beside its decision: of every token that may
+be emitted, and of the likeliest tokens in its place."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ MOST_AT_ONCE, NUM_WARPS = 4096, 8
 
 
 def number_of(wanted: Sequence[int | None]) -> int | None:
-    """The smallest of these numbers that is enough for all requests; None if nobody wants
-    log-probabilities."""
+    """The smallest number of likeliest tokens that is enough for all requests; None if no request
+    wants log-probabilities."""
     most = max((count for count in wanted if count is not None), default=None)
     return None if most is None else next(count for count in NUMBERS if count >= most)
 
@@ -32,7 +32,7 @@ class Likeliest:
     extra token, side by side."""
 
     def __init__(self, num_lanes: int, above: Sequence[int], count: int, device: Any) -> None:
-        """above: the row at which each node of a draft is judged, (N,)."""
+        """above: (N,), the row of logits at which each node of a draft is judged."""
         self._count, self._num_rows = count, len(above) + 1
         width = self._num_rows * (2 + 2 * count)
         self.table = torch.zeros((num_lanes, width), device=device)  # ids are exact below 2^24
@@ -41,7 +41,7 @@ class Likeliest:
         self._above = torch.tensor(above, dtype=torch.int64, device=device)
 
     def queue(self, logits: Any, drafts: Any, outcome: Any) -> None:
-        """Launch the kernels that fill in the table, from logits (lanes, rows, V) and drafts
+        """Launch the kernels that compute this table from logits (lanes, rows, V) and drafts
         (lanes, N)."""
         lanes, count, last = self._lanes, self._count, logits.shape[2] - 1
         nodes = logits[lanes[:, None], self._above[None], drafts.clamp(0, last)]

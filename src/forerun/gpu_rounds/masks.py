@@ -1,9 +1,9 @@
-"""Grammars in captured rounds: the host says which tokens may follow, and the device forbids the
+"""Grammars in captured rounds: the host computes which tokens are allowed, the device forbids the
 others.
 
-A mask depends on the tokens before it, so the host makes those of a round when it knows the outcome
-of the one before and the draft, while the pass runs; the decision is launched with them.  They
-travel as bits.
+A mask depends on the tokens before it. So the host makes the masks of a round when it knows the
+previous round's results and the draft, while the pass is running; then it launches the decision
+with them. Masks are sent as bits.
 """
 
 from __future__ import annotations
@@ -32,9 +32,10 @@ def has_mask(request: Request) -> bool:
 def masks_of(
     request: Request, output: Sequence[int], draft: Proposal, vocab_size: int
 ) -> tuple[dict[int, Words], dict[int, BaseException]]:
-    """The mask at every slot after an output that a round may reach, and what was raised there.
+    """The masks at all slots that a round may reach after an output, and the exceptions raised, by
+    slot.
 
-    A slot after a drafted token that the grammar forbids is not reached.
+    A slot after a drafted token that the grammar forbids cannot be reached.
     """
     masks: dict[int, Words] = {}
     faults: dict[int, BaseException] = {}
@@ -60,7 +61,7 @@ def _allows(words: Words, token: int, vocab_size: int) -> bool:
 
 
 class Masks:
-    """The masks of the rows of logits of a decision."""
+    """The grammar masks for the rows of logits in a decision."""
 
     def __init__(self, num_rows: int, vocab_size: int, device: Any) -> None:
         self._vocab_size = vocab_size
@@ -80,7 +81,7 @@ class Masks:
             self._words.index_copy_(0, *there)
 
     def apply(self, logits: Any) -> None:
-        """Forbid tokens in logits (R, V), in place."""
+        """Set the logits (R, V) of forbidden tokens to -inf, in place."""
         num_rows, vocab = logits.shape
         forbid[(num_rows, -(-vocab // BLOCK))](
             logits, self._is_masked, self._words, V=vocab, W=self._words.shape[1], BLOCK=BLOCK
@@ -88,6 +89,7 @@ class Masks:
 
 
 def _ready(values: Any, device: Any) -> Any:
-    """The array as a tensor, for a GPU in pinned memory: the host need not wait for the copy."""
+    """The array as a tensor; for a GPU in pinned memory, so that the host need not wait for the
+    copy."""
     tensor = torch.from_numpy(values)
     return tensor.pin_memory() if device.type == "cuda" else tensor

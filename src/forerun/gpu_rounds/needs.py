@@ -1,4 +1,4 @@
-"""The work of a round beside the pass and sampling, by what its requests ask for."""
+"""What the requests of a round need besides the pass and sampling."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Needs(NamedTuple):
         )
 
     def joined(self, other: Needs) -> Needs:
-        """The needs of both together."""
+        """The needs of both rounds together."""
         numbers = [self.num_likely, other.num_likely]
         return Needs(
             self.cuts or other.cuts,

@@ -1,4 +1,4 @@
-"""What a captured round decides for each lane, on the device or on the host."""
+"""The decisions of a captured round by lane, made on the device or on the host."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from forerun.kernels.triton.keys import TARGET_ROW
 
 
 class Answer(NamedTuple):
-    """The outcome of one lane."""
+    """The decision for one lane."""
 
     path: Sequence[int]  # accepted nodes of the draft
     extra: int  # the token after them
@@ -33,7 +33,8 @@ NO_ANSWER = Answer((), 0, [], None)
 def answers_of(
     steps: Stepwise, spans: Sequence[Span], drafts: Sequence[Proposal], landed: Sequence[Landed]
 ) -> list[Answer]:
-    """The outcomes of lanes, those included that the host decides by their logits."""
+    """The decisions for all lanes; those that the host has to make are made here, from the
+    logits."""
     answers = [
         NO_ANSWER if one is NOT_LANDED or one.is_by_host else _answer(span.request, draft, one)
         for span, draft, one in zip(spans, drafts, landed, strict=True)
@@ -53,7 +54,7 @@ def answers_of(
 
 
 def _answer(request: Request, draft: Proposal, landed: Landed) -> Answer:
-    """The outcome that the device has decided."""
+    """The decision that the device has made."""
     row = landed.row
     path = draft.path(row[3] - 1) if row[0] > 0 else ()
     fault = first_fault(request, path, landed.mask_faults) or fault_of(request, row[2])
@@ -64,7 +65,8 @@ def _answer(request: Request, draft: Proposal, landed: Landed) -> Answer:
 def first_fault(
     request: Request, path: Sequence[int], errors: Mapping[int, BaseException]
 ) -> Fault | None:
-    """The first of these errors, by slot, on the way that a round has taken."""
+    """The first of these errors (by slot) on the path that the round has taken; None if there is
+    none."""
     for num_sound, slot in enumerate([0, *(node + 1 for node in path)]):
         if slot in errors:
             return Fault(num_sound, request.num_output + num_sound, errors[slot])
@@ -72,7 +74,8 @@ def first_fault(
 
 
 class CapturedLaws:
-    """The laws of a captured round, of which the host knows faults and log-probabilities."""
+    """Stands for the laws of a captured round; the host knows only their faults and
+    log-probabilities."""
 
     def __init__(self, answers: Sequence[Answer]) -> None:
         self._answers = answers
@@ -82,7 +85,7 @@ class CapturedLaws:
 
 
 def fault_of(request: Request, code: int) -> Fault | None:
-    """The fault because of which a lane could not be decided; nothing of its round is kept."""
+    """The fault that kept a lane from being decided; nothing of its round is kept."""
     if code == 0:
         return None
     wrong = "The logits hold NaN, +Inf or nothing finite."
@@ -104,5 +107,5 @@ DRAFT_FAULT = InputError(
 
 
 def is_of_draft(code: int) -> bool:
-    """Whether a fault lies in the draft, and not in the target."""
+    """Whether a fault was caused by the draft and not by the target."""
     return code != 0 and code % 16 != int(TARGET_ROW.value)

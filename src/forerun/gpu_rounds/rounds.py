@@ -1,8 +1,8 @@
 """A whole round as one captured graph: draft steps, the pass, the decision, and the next inputs.
 
-Everything a round needs stands on the device: the last tokens of each text, where they are stored,
-seeds, positions and temperatures.  A round moves them on, so the next one can be launched before
-the host has looked at the last.  One small table comes back.
+All inputs of a round are on the device: the last tokens of each text, where they are stored, seeds,
+positions and temperatures. The round itself updates them, so the next one can be launched before
+the host has seen the results, which are one small table.
 """
 
 from __future__ import annotations
@@ -177,7 +177,7 @@ class CapturedRound:
             self._capture()
 
     def guess(self, drafts: Sequence[Sequence[int]]) -> None:
-        """Take over drafts that were made on the host, by lane."""
+        """Copy drafts that were made on the host, one per lane, to the device."""
         table = torch.zeros(self.drafts.shape, dtype=torch.int64)
         for lane, tokens in enumerate(drafts):
             table[lane, : len(tokens)] = torch.tensor(tokens, dtype=torch.int64)
@@ -189,7 +189,7 @@ class CapturedRound:
             self._block.put(parts)
 
     def launch(self) -> Turn:
-        """Queue a round, whose results can be waited for when it is decided."""
+        """Queue the round. Returns a `Turn`, with which to wait for its results."""
         self.prepare()
         self._turns.reverse()
         turn = self._turns[0]
@@ -201,9 +201,9 @@ class CapturedRound:
         return turn
 
     def decide(self, turn: Turn, by_host: Mapping[int, int], masks: Mapping[int, Words]) -> None:
-        """Queue the decision of the round that was launched last, and what brings it to the host.
+        """Queue the decision of the round launched last, and the copies of its results to the host.
 
-        by_host: the lanes that the host decides, and how many tokens each drafts.
+        by_host: the lanes that the host decides, with the number of tokens each drafts.
         masks: of grammars, by row of the logits.
         """
         if self._masks is not None:
@@ -221,8 +221,8 @@ class CapturedRound:
             self._stages[stage]()
 
     def states(self, turn: Turn, lane: int, count: int) -> Any:
-        """Hidden states (count, F) of the first tokens that a lane was fed: the last one of its
-        text, then its draft."""
+        """The hidden states (count, F) of the first tokens that a lane was fed: the last token of
+        its text, then its draft."""
         first = lane * (self.shape.draft_length + 1)
         return turn.states[first : first + count].clone()
 
@@ -233,15 +233,14 @@ class CapturedRound:
         return self._likeliest.reports(turn.likely(lane), path)
 
     def _states(self, num_tokens: int) -> Any:
-        """Memory for the hidden states of this many tokens; None where they are not kept."""
+        """Memory for the hidden states of this many tokens; None if they are not needed."""
         shape, weights = self.shape, self._target.weights
         if not shape.layers:
             return None
         return self._target.scratch.x.new_zeros((num_tokens, len(shape.layers) * weights.hidden))
 
     def _capture(self) -> None:
-        """Run the round once on lanes that are not in use, which compiles the kernels, then
-        capture it."""
+        """Run the round once on unused lanes, which compiles its kernels, and then capture it."""
         rows = self.lanes.rows.clone()
         self.lanes.rows.fill_(-1)
         try:
@@ -257,7 +256,7 @@ class CapturedRound:
         self._queue_decision()
 
     def _queue_decision(self) -> None:
-        """Launch what follows the target's pass."""
+        """Launch the kernels that follow the target's pass."""
         shape, lanes = self.shape, self.lanes
         if self._edits is not None:
             self._queue_edits(self._edits)
@@ -298,12 +297,12 @@ class CapturedRound:
             self._block.queue()
 
     def _queue_edits(self, edits: Edits) -> None:
-        """Launch penalties, bias and bans of the target's laws."""
+        """Launch the penalties, bias and bans on the target's logits."""
         k = self.shape.draft_length
         edits.apply(self._logits, self.drafts, self.lanes.output, num_rows=k + 1)
 
     def _queue_end(self) -> None:
-        """Launch the kernels that act on a decision."""
+        """Launch the kernels that follow the decision."""
         if self._edits is not None:
             self._edits.note(self._outcome, self.drafts, self.lanes)
         if self._hearing is not None:
@@ -311,7 +310,7 @@ class CapturedRound:
         self._advance()
 
     def _advance(self) -> None:
-        """Launch the kernel that moves the lanes on, and writes down the results."""
+        """Launch the kernel that updates the lanes and writes the results."""
         lanes, out, k = self.lanes, self._outcome, self.shape.num_nodes
         advance[(1,)](
             out.accepted, out.extra, out.fault, out.reached, self.drafts, lanes.previous,

@@ -1,7 +1,8 @@
-"""Stepwise rounds whose `match` is decided on the device: for drafters on the host, and for trees.
+"""Stepwise rounds whose tokens under `match` are sampled on the device: for host drafters and
+trees.
 
-The target's own token after every scored position comes back instead of its logits, and the host
-walks along the guesses that were right.  Logits of requests that need the host come back whole.
+Instead of logits, the host gets the target's own token after every scored position, and follows the
+guesses that equal it. Requests that need the host get their logits too.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ from forerun.rules.match import Match
 
 
 class SampledSteps(Stepwise):
-    """Executes plans on the rows of one target on a CUDA device."""
+    """Executes plans step by step on the rows of one target on a CUDA device."""
 
     def __init__(self, target: LanguageModel, state: Any, drafting: Drafting, rule: Rule) -> None:
         super().__init__(target, state, drafting, rule)
@@ -119,7 +120,8 @@ class SampledSteps(Stepwise):
         num_slots: int,
         vocab_size: int,
     ) -> tuple[dict[int, Words], dict[int, dict[int, BaseException]]]:
-        """The masks of grammars by row of the logits, and what they raised by request and slot."""
+        """The masks of grammars by row of the logits, and the exceptions raised, by request and
+        slot."""
         masks: dict[int, Words] = {}
         faults: dict[int, dict[int, BaseException]] = {}
         for row, (request, draft) in enumerate(zip(requests, drafts, strict=True)):
@@ -155,8 +157,7 @@ class SampledSteps(Stepwise):
         )  # fmt: skip
 
     def _memory(self, count: int, vocab: int, device: Any) -> tuple[Outcome, Scratch]:
-        """The working memory of the kernels for this many rows, which is kept for the next
-        round."""
+        """The kernels' working memory for this many rows, reused by later rounds."""
         if count not in self._kept:
             scratch = Scratch.allocate(count, 1, vocab, device, for_match_only=True)
             self._kept[count] = Outcome.allocate(count, device), scratch
@@ -183,8 +184,7 @@ class SampledSteps(Stepwise):
 
 
 class LazyRows:
-    """Logits (A, N, V) on the device; single rows are copied to the host when they are asked
-    for."""
+    """Logits (A, N, V) on the device; rows are copied to the host only when they are read."""
 
     def __init__(self, on_device: Any) -> None:
         self.on_device = on_device
@@ -199,7 +199,7 @@ class LazyRows:
 
 
 class SampledLaws(TargetLaws):
-    """The laws of a round whose tokens were sampled on the device, but for some requests."""
+    """The laws of a round whose tokens were sampled on the device, except for some requests."""
 
     def __init__(
         self,

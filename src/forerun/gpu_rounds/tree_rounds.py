@@ -1,7 +1,7 @@
-"""A whole round as one captured graph whose draft is a tree of a given shape, under `match`.
+"""A captured round whose draft is a tree of a given shape, under `match`.
 
-The tree is drafted, scored in one pass and followed by the target's own tokens; keys and values of
-the accepted path move to where the text goes on.
+The tree is drafted, scored in one pass, and compared with the target's own tokens; the keys and
+values of the accepted path are moved to the end of the text.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
-"""How a drafting network on the target's hidden states fills a tree of a given shape, within a
-captured round: one pass per level, for all lanes at once."""
+"""Fills a tree of a given shape with guesses of a drafting network, within a captured round: one
+pass per level, for all lanes at once."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class TreeSteps:
         ]
 
     def queue(self, lanes: Lanes, drafts: Any) -> None:
-        """Launch all levels, which fill in drafts (lanes, N)."""
+        """Launch the passes of all levels, which fill in drafts (lanes, N)."""
         draft, before = self._draft, 1
         for depth, level in enumerate(self._levels):
             logits = draft.narrow_logits(self._num_lanes * level.width)
@@ -52,7 +52,7 @@ class TreeSteps:
 
 
 class _Level:
-    """The entries of one depth, in every lane."""
+    """The drafting network's entries at one depth of the tree, in every lane."""
 
     def __init__(
         self,
@@ -91,7 +91,7 @@ class _Level:
         )  # fmt: skip
 
     def race(self, lanes: Lanes, drafts: Any, logits: Any) -> None:
-        """Launch the kernel that gives the entries their children, out of logits (M, Vd)."""
+        """Launch the kernel that chooses the entries' children from logits (M, Vd)."""
         count, num_tokens = logits.shape
         wide = int(triton.next_power_of_2(num_tokens))
         race_children[(count,)](
@@ -103,7 +103,7 @@ class _Level:
 
 
 class PathHearing:
-    """Passes on to the network, after the decision, the entries of the accepted path.
+    """After the decision, gives the network the entries of the accepted path.
 
     watched: hidden states (lanes * (N + 1), F) of the target's pass.
     """
@@ -129,5 +129,5 @@ class PathHearing:
 
 
 def table_of(values: Sequence[Any], device: Any) -> Any:
-    """Whole numbers for kernels to read."""
+    """Whole numbers as a device tensor for kernels."""
     return torch.tensor(values, dtype=torch.int32, device=device)

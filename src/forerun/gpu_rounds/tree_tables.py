@@ -1,4 +1,4 @@
-"""The shape of a drafted tree as kernels read it: which entries of a level follow which."""
+"""The shape of a drafted tree in the form that kernels read."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ class Level(NamedTuple):
 
 
 class TreeTables:
-    """Tables of a tree, whose nodes come level by level, children of a node behind each other."""
+    """Tables of a tree whose nodes are in level order, with the children of a node side by side."""
 
     def __init__(self, tree: Tree) -> None:
         self.tree = level_order(tree)
 
     @cached_property
     def levels(self) -> list[Level]:
-        """The levels to draft; the first has the text itself as its only node."""
+        """The levels to draft; the first one's only node is the text itself."""
         tree, serial = self.tree, dict[int, int]()
         children = tree.children
         levels = [Level([ROOT], [0], [[]], [0], [len(children[ROOT])])]

@@ -1,4 +1,4 @@
-"""The results of a round on their way to the host."""
+"""Copies the results of a round to the host."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ import torch
 
 
 class Turn:
-    """The memory for the results of every other launch of a round: the next one is launched before
-    they are read.
+    """Memory for the results of every second launch of a round, because the next round is launched
+    before they are read.
 
-    results: of all lanes, on the device; so are the other arguments.
-    drafts: None where the host does not ask for them before the decision.
-    states: memory on the device for those of the round, None where the host reads none.
-    likely: the table of `Likeliest`, None where there is none.
+    results: of all lanes, on the device, like the other arguments.
+    drafts: None if the host does not need them before the decision.
+    states: memory for hidden states; None if the host reads none.
+    likely: the table of `Likeliest`; None if there is none.
     """
 
     def __init__(self, results: Any, drafts: Any, states: Any, likely: Any) -> None:
@@ -25,13 +25,12 @@ class Turn:
         self._logits: dict[int, Any] = {}
 
     def send_drafts(self, drafts: Any) -> None:
-        """Copy the drafts, by lane, when the device has come so far."""
+        """Queue the copy of the drafts to the host."""
         self._drafts.copy_(drafts, non_blocking=True)
         _record(self._are_drafted)
 
     def send(self, results: Any, watched: Any, likely: Any, logits: Mapping[int, Any]) -> None:
-        """Copy the results, and the logits (N, V) of some lanes, when the device has come so
-        far."""
+        """Queue the copies of the results, and of the logits (N, V) of some lanes, to the host."""
         self._results.copy_(results, non_blocking=True)
         if self.states is not None:
             self.states.copy_(watched[: len(self.states)])  # the next round may be of this shape
@@ -43,12 +42,12 @@ class Turn:
         _record(self._is_done)
 
     def wait(self) -> None:
-        """Wait for the results."""
+        """Wait until the results have arrived."""
         if self._is_done is not None:
             self._is_done.synchronize()
 
     def drafts(self) -> list[list[int]]:
-        """The drafts by lane, waited for; none where the host does not ask for them."""
+        """Wait for the drafts and return them by lane; none if the host did not ask for them."""
         if self._drafts is None:
             return []
         if self._are_drafted is not None:
@@ -63,16 +62,17 @@ class Turn:
         return results
 
     def likely(self, lane: int) -> Any:
-        """What `Likeliest` has found for a lane."""
+        """The log-probabilities that `Likeliest` computed for a lane."""
         return self._likely[lane].numpy()
 
     def logits(self, lane: int) -> Any:
-        """The rows (N, V) of a lane that the host decides."""
+        """The logits (N, V) of a lane that the host decides."""
         return self._logits[lane].numpy()
 
 
 def _room(tensor: Any) -> Any:
-    """Memory on the host for a tensor, if there is one, which its device can write to by itself."""
+    """Pinned host memory for a tensor, to which the device can copy by itself; None without a
+    tensor."""
     return (
         None
         if tensor is None

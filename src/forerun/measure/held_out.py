@@ -52,7 +52,8 @@ class Gain:
 
 
 def answer(speedup: Interval, num_prompts: int) -> Answer:
-    """Yes or no where the whole interval is on one side of 1 and there are enough prompts."""
+    """Yes or no if the whole interval is on one side of 1 and there are enough prompts; otherwise
+    "not clear"."""
     if num_prompts < FEWEST_PROMPTS or speedup.low <= 1 <= speedup.high:
         return Answer.NOT_CLEAR
     return Answer.YES if speedup.low > 1 else Answer.NO

@@ -27,14 +27,15 @@ Key = tuple[tuple[int, ...], tuple[int, ...]]
 
 
 class ReadOnce:
-    """A memory of prompts, and `target`: a copy of the model that uses the memory.
+    """Remembers the states of prompts that were read; `target` is a copy of the model that uses
+    them.
 
-    `target` shares the model's weights.  It is a copy and not a wrapper, because drafters check
-    the type of the model they draft for.
+    `target` shares the model's weights. It is a copy and not a wrapper, because drafters check the
+    type of the model they draft for.
 
-    When an empty row is fed a known prompt, its state is set to the one after all but the prompt's
-    last token.  The model reads that token as usual, together with the draft, so a first round has
-    its own logits and costs as much as later rounds.
+    When an empty row is fed a known prompt, it gets the stored state, which covers all of the
+    prompt but its last token. The model reads that token as usual, together with the draft, so a
+    first round has its own logits and costs as much as later rounds.
     """
 
     def __init__(self, model: LanguageModel, most_bytes: int = MOST_BYTES) -> None:

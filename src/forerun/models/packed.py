@@ -183,7 +183,8 @@ def bytes_of(matrix: Any) -> int:
 
 
 def packed(numbers: Any, scales: Any, number: str, dtype: Any, **tables: Any) -> Packed:
-    """A matrix of numbers (N, K), one to a byte, with its tables."""
+    """Pack a matrix of numbers (N, K), given one per byte, together with its scales and other
+    tables."""
     part = part_of(numbers.shape[1], numbers.shape[1] // scales.shape[1], number)
     return Packed(words_of(numbers, number, part), scales, number, part, dtype, **tables)
 
@@ -195,7 +196,7 @@ def part_of(depth: int, group: int, number: str) -> int:
 
 
 def words_of(numbers: Any, number: str, part: int) -> Any:
-    """Numbers (N, K), one to a byte, packed into words (N, K * bits / 16)."""
+    """Pack numbers (N, K), given one per byte, into words (N, K * bits / 16)."""
     num_rows, depth = numbers.shape
     bits, parts = NUMBERS[number].bits, NUMBERS[number].parts
     each = numbers.view(num_rows, depth // (parts * part), parts, part).to(torch.int32)

@@ -104,7 +104,7 @@ class _Actor:
 
 
 class _Lines(_Actor):
-    """Takes requests of a batch job as JSON texts, and returns answers in the same form."""
+    """Answers requests of a batch job; both requests and answers are JSON texts."""
 
     def __call__(self, batch: Mapping[str, Sequence[Any]]) -> dict[str, list[str]]:
         requests = [BatchRequest(**json.loads(text)) for text in batch["request"]]
@@ -113,7 +113,7 @@ class _Lines(_Actor):
 
 
 class _Rows(_Actor):
-    """Takes and returns rows of a user's dataset."""
+    """Answers rows of a user's dataset, and returns them with the columns `text` and `error`."""
 
     def __init__(self, settings: WorkerSettings, seed: int, options: Mapping[str, Any]) -> None:
         super().__init__(settings)

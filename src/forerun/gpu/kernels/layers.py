@@ -204,8 +204,8 @@ def place_in(cache, page, head, slot, KV: tl.constexpr, HD: tl.constexpr, PAGE: 
 
 @triton.jit
 def narrowed(values, cache):
-    """float32 values as the cache keeps them: in its precision, or as the bits of the nearest e4m3
-    number, ties to even; what is larger than all of them becomes the largest."""
+    """float32 values in the format of the cache: in its own precision, or as the bits of the
+    nearest e4m3 number (ties to even, and too large values become the largest number)."""
     if cache.dtype.element_ty == tl.uint8:
         size = tl.minimum(tl.abs(values), 448.0)
         bits = size.to(tl.int32, bitcast=True)

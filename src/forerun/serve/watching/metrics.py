@@ -1,8 +1,8 @@
 """The server's metrics, in Prometheus' format.
 
-Metrics that vLLM has too have its names, under `forerun:`; labels and buckets are ours. Labels have
-few values: routes, reasons, stages, positions, and names of configured keys. A request id is never
-a label.
+A metric that vLLM has too has the same name here, but with the prefix `forerun:`; labels and
+buckets are ours. Labels have few values: routes, reasons, stages, positions, and names of
+configured keys. A request id is never a label.
 """
 
 from __future__ import annotations

@@ -116,7 +116,7 @@ class CountTokens:
 
 
 def _conversation(offer: Offer) -> dict[str, Field]:
-    """The fields of the conversation and its tools."""
+    """The fields of a request that hold the conversation and its tools."""
     limits = offer.limits
     tool = Object(
         {
