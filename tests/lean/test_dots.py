@@ -95,11 +95,13 @@ def example(format: Format, num_blocks: int) -> Any:
 
 
 @pytest.mark.parametrize("format", [Format.BLOCK8, Format.BLOCK4])
-def test_the_largest_tiles_give_each_token_its_own_bits(format: Format) -> None:
-    """ARM's have the most tokens, in groups of up to four."""
-    matrix, most = example(format, 2), SDOT.most_tokens
+@pytest.mark.parametrize("dots", [SDOT, VNNI_512], ids=lambda dots: dots.name)
+def test_the_largest_tiles_give_each_token_its_own_bits(dots: Dots, format: Format) -> None:
+    """ARM's have the most tokens, in groups of up to four.  On x86 a tile of 512 bits adds up the
+    limbs of few tokens side by side and those of many in turn."""
+    matrix, most = example(format, 2), dots.most_tokens
     x = np.random.default_rng(10).normal(size=(most, 2 * BLOCK)).astype(np.float32)
-    product = product_by(format, plain(SDOT))
+    product = product_by(format, plain(dots))
     alone = np.concatenate([product(matrix, x[i : i + 1], 1) for i in range(most)])
     for count in range(TOKENS + 1, most + 1):
         np.testing.assert_array_equal(product(matrix, x, count)[:count], alone[:count])

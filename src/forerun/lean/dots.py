@@ -39,7 +39,8 @@ class Dots(NamedTuple):
     words_read: int = 1  # 32-bit words of activations that one load reads
     strips: int = 1  # strips of a panel side by side; one load of an activation serves all of them
     pairs: tuple[tuple[int, int], ...] = ()  # (bits of weights, tokens) for which 2 strips are best
-    abreast: int = 0  # most tokens whose limbs have sums of their own; 0: never (see `limb_tile`)
+    abreast: int = 3  # most tokens at a time whose limbs have sums of their own (see `limb_tile`)
+    in_turn: int = 100  # tokens of a tile from which on the limbs of each take turns in one sum
     most_tokens: int = 8  # in a tile; with more, sums leave the registers
     best_tokens: int = 6  # in each tile of many, for the least time per token
 
@@ -51,19 +52,15 @@ class Dots(NamedTuple):
 
 SDOT = Dots(
     "sdot", 4, "llvm.aarch64.neon.sdot.v4i32.v16i8", is_signed=True, words_read=4,
-    features="+fp-armv8,+neon,+dotprod", pairs=((4, 3), (8, 2)),
+    features="+fp-armv8,+neon,+dotprod", pairs=((4, 3), (8, 2)), in_turn=3,
 )  # fmt: skip
-VNNI_512 = Dots(
-    "vnni512", 16, "llvm.x86.avx512.vpdpbusd.512", strips=2, abreast=3, most_tokens=4, best_tokens=3
-)
-VNNI_256 = Dots("vnni256", 8, "llvm.x86.avx512.vpdpbusd.256", abreast=3)
+VNNI_512 = Dots("vnni512", 16, "llvm.x86.avx512.vpdpbusd.512", strips=2, in_turn=5, most_tokens=6)
+VNNI_256 = Dots("vnni256", 8, "llvm.x86.avx512.vpdpbusd.256")
 MADD_512 = Dots(
     "madd512", 16, "llvm.x86.avx512.pmaddubs.w.512", "llvm.x86.avx512.pmaddw.d.512",
     is_narrow=True, abreast=4, best_tokens=8,
 )  # fmt: skip
-MADD_256 = Dots(
-    "madd256", 8, "llvm.x86.avx2.pmadd.ub.sw", "llvm.x86.avx2.pmadd.wd", is_narrow=True, abreast=3
-)
+MADD_256 = Dots("madd256", 8, "llvm.x86.avx2.pmadd.ub.sw", "llvm.x86.avx2.pmadd.wd", is_narrow=True)
 
 
 def plain(dots: Dots) -> Dots:

@@ -225,11 +225,9 @@ class Tile:
         those of several tokens and strips, or, of few tokens, those of their limbs.  Either way
         gives the same whole numbers.  Groups are as large as registers allow.
         """
-        if self.dots.abreast:
+        if len(xs) < self.dots.in_turn:
             lots = _even_groups(xs, -(-len(xs) // self.dots.abreast))
             return [product for xs in lots for product in self._limbs_abreast(digits, xs, part)]
-        if len(xs) < 3:
-            return self._limbs_abreast(digits, xs, part)
         most = 4 if len(self.limbs_per_sum) == 1 else 3  # in a group
         return self._limb_by_limb(digits, _even_groups(xs, max(2, -(-len(xs) // most))), part)
 
@@ -239,9 +237,13 @@ class Tile:
         another adds to its own."""
         limb, words = 0, []
         for size in self.limbs_per_sum:
-            lots = [[nothing_yet(self.dots)] * (len(xs) * self.num_strips) for xs in groups]
+            lots: list[list[Any]] = [[] for _ in groups]
             for number, (index, xs) in itertools.product(range(size), enumerate(groups)):
-                sums = [self._raise(total) for total in lots[index]] if number else lots[index]
+                starts = [self._start(x, limb + number, part) for x in xs]
+                sums = [start for start in starts for _ in range(self.num_strips)]
+                if number:
+                    raised = map(self._raise, lots[index])
+                    sums = [self.builder.add(*pair) for pair in zip(raised, sums, strict=True)]
                 limbs = [self._limb(x, limb + number, part) for x in xs]
                 lots[index] = self._dot(digits, limbs, sums)
             limb += size
@@ -252,8 +254,8 @@ class Tile:
         """Products with a sum for each limb: more sums at a time, which are joined at the end."""
         strips = range(self.num_strips)
         limbs = [self._limb(x, limb, part) for x in xs for limb in range(self.cut.limbs)]
-        starts = [start for x in xs for start in self._starts(x, part) for _ in strips]
-        sums = self._dot(digits, limbs, starts)
+        starts = [self._start(x, limb, part) for x in xs for limb in range(self.cut.limbs)]
+        sums = self._dot(digits, limbs, [start for start in starts for _ in strips])
         products = []
         for token, strip in itertools.product(range(len(xs)), strips):
             first = token * self.cut.limbs * len(strips) + strip
@@ -271,16 +273,14 @@ class Tile:
             words.append(word)
         return words
 
-    def _starts(self, x: Any, part: int) -> list[Any]:
-        """The numbers that the sums of a token's limbs begin with: zeros, or for weights that are
-        kept OFFSET higher, minus what this offset adds to the sums."""
-        starts = [self.nothing] * self.cut.limbs
-        if self.format in SIGNED and self.dots.is_offset:
-            begin = self.cut.starts_at(0 if self.num_parts == 1 else 1 + part)
-            if self.cut.limbs > 1:
-                starts[-1] = self._everywhere(I32, x, begin + 4)
-            starts[0] = self._everywhere(I32, x, begin)
-        return starts
+    def _start(self, x: Any, limb: int, part: int) -> Any:
+        """The number that the sum of one of a token's limbs begins with: zero, or for weights that
+        are kept OFFSET higher, minus what this offset adds to the sums: to the highest limb's its
+        own, to the lowest limb's that of all lower ones."""
+        if self.format not in SIGNED or not self.dots.is_offset or 0 < limb < self.cut.limbs - 1:
+            return self.nothing
+        begin = self.cut.starts_at(0 if self.num_parts == 1 else 1 + part)
+        return self._everywhere(I32, x, begin + 4 * (limb > 0))
 
     def _limb(self, x: Any, limb: int, part: int) -> Any:
         """The address of one limb of a block's activations."""
