@@ -1,7 +1,7 @@
-"""Queues the kernels of a layer with experts, in place of its MLP.
+"""Launches the kernels of a layer with experts, in place of its MLP.
 
-The grid of the products is fixed when a pass is captured: as many tiles as any choice of experts
-can fill.  Tokens choose on the device.
+The grid of the products is fixed when a pass is captured: enough tiles for any choice of experts.
+Tokens choose their experts on the device.
 """
 
 from __future__ import annotations
@@ -53,8 +53,8 @@ def _step(depth: int) -> int:
 
 
 def _tile(kernel: str, matrix: Any, places: int, memory: int) -> Tile:
-    """The tile of a product with the matrices of experts; its rows are places for pairs, fewer
-    than were asked for where a program has no memory for them."""
+    """The tile of a product with the experts' matrices. Its rows are places for (token, expert)
+    pairs, fewer than requested if a program lacks the memory."""
     if isinstance(matrix, Packed):
         return packed_tile(kernel, places, NUMBERS[matrix.number], matrix.part, memory)
     return Tile(COLUMNS, _step(matrix.shape[-1]), WARPS, STAGES, places)

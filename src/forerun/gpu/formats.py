@@ -1,4 +1,5 @@
-"""How kernels read weights of few bits (`forerun.models.packed`): the operand and its FORMAT."""
+"""How kernels read few-bit weights (`forerun.models.packed`): their operand and the constant
+FORMAT."""
 
 from __future__ import annotations
 
@@ -26,10 +27,11 @@ E4M3 = (
 
 
 def operand(matrix: Any, are_rows_even: bool = True) -> dict[str, Any]:
-    """The operands w and FORMAT of a product with a matrix, which may be a tensor.
+    """The operands w and FORMAT of a product with a matrix, which may be packed or an ordinary
+    tensor.
 
-    are_rows_even: whether tiles begin at multiples of their width, so that all rows of one may
-        share their scales.
+    are_rows_even: whether tiles begin at multiples of their width, so that all rows of a tile may
+    share their scales.
     """
     if not isinstance(matrix, Packed):
         return {"w": matrix, "FORMAT": PLAIN}

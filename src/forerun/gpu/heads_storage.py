@@ -72,7 +72,7 @@ class HeadsStorage(Storage):
 
     @property
     def wide(self) -> dict[str, int]:
-        """The sizes that kernels are compiled for."""
+        """The padded sizes that kernels are compiled for."""
         return {"K": self.weights.hidden, "KP": int(triton.next_power_of_2(self.weights.hidden))}
 
     def logits(self, use: str, count: int) -> Any:

@@ -1,4 +1,4 @@
-"""Methods that run without gradients, on the device of what they belong to."""
+"""A decorator for methods that run without gradients on their object's device."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A transformers model on the lean GPU pass, as the engine sees it."""
+"""A transformers model that runs on the lean GPU pass, as a `LanguageModel`."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ TRIAL_PAGES = 16
 
 @dataclass
 class DevicePass:
-    """The parts that wrappers of one model share; they hold no reference to the model."""
+    """The parts that all wrappers of one model share; they hold no reference to the model."""
 
     weights: Weights
     places: tuple[int, ...]  # where the parameters lie of which these are views
@@ -137,19 +137,20 @@ class GpuModel(NotPickled, GpuPass):
 
     @property
     def kv_dtype(self) -> str | None:
-        """What keys and values are rounded to; None: they have the precision of the model."""
+        """The 8-bit format that keys and values are rounded to; None if they have the model's
+        precision."""
         return self._pass.kv_dtype
 
     @property
     def num_tokens_free(self) -> int | None:
-        """The number of tokens whose keys and values still have room."""
+        """The number of further tokens whose keys and values fit into memory."""
         if self.device.type != "cuda":
             return None
         return self._pass.pool.num_unused * self._pass.pool.size
 
     @property
     def room(self) -> str:
-        """How much there is for texts, and what is set aside beside it, for messages."""
+        """A phrase on the memory for texts, and on what is reserved besides, for messages."""
         return self._pass.pool.room
 
     @inference
@@ -250,7 +251,7 @@ class GpuModel(NotPickled, GpuPass):
         return HuggingFaceModel(self.model, self.tokenizer).rounded(bits)
 
     def _storage(self, num_rows: int) -> Storage:
-        """The storage of an engine that is gone, with its captured passes, or a new one."""
+        """The storage of an earlier engine with its captured passes, or a new one."""
         with LOCK:
             for storage in reversed(self._pass.idle):
                 if storage.pages.num_rows >= num_rows:

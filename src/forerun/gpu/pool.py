@@ -48,7 +48,7 @@ _STARTED: WeakSet[Pool] = WeakSet()
 
 
 class DeviceMemoryError(ForerunError, MemoryError):
-    """The device has no room for the keys and values that were requested."""
+    """The device does not have enough memory for the requested keys and values."""
 
 
 class Paged:
@@ -79,7 +79,7 @@ class Paged:
 
 @dataclass(eq=False)
 class Page:
-    """The slots of all layers at one place of a pool."""
+    """One page of a pool, with the slots of all layers."""
 
     number: int
     num_holders: int = 0
@@ -130,7 +130,7 @@ class Pool:
 
     @property
     def room(self) -> str:
-        """How much there is for texts, and what is set aside beside it, for messages."""
+        """A phrase on the memory for texts, and on what is reserved besides, for messages."""
         self.make()
         pages, gib = self.num_pages - 1, 2**30
         apart = f"{self.logits_bytes / gib:.2f} GiB for logits"
@@ -240,7 +240,7 @@ class Pool:
         return self.num_unused >= count
 
     def take(self) -> Page:
-        """A page that nobody holds.  Work that was queued for its last holder comes first."""
+        """Take a page that nobody holds. Work queued by its last holder is finished first."""
         self.follow()
         return self._unused.pop()
 
@@ -378,7 +378,7 @@ class DevicePages(RowPages[Page]):
 
 
 def no_memory(num_pages: int, page_bytes: int, device: Any) -> DeviceMemoryError:
-    """The error for a pool that cannot be made."""
+    """The error for a pool that does not fit into the device's memory."""
     wrong = f"Keys and values of {num_pages * shapes.CHUNK} tokens do not fit the device."
     free = torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else 0
     received = f"{num_pages * page_bytes / 2**30:.1f} GiB, of {free / 2**30:.1f} GiB free"
@@ -387,9 +387,9 @@ def no_memory(num_pages: int, page_bytes: int, device: Any) -> DeviceMemoryError
 
 
 def _most_pages(device: Any, page_bytes: int, memory: float | int | None, apart: int) -> int:
-    """Pages of so many bytes, of all pools, that there is room for.
+    """How many pages of page_bytes, over all pools, the device has room for.
 
-    apart: bytes that passes will take.
+    apart: bytes that passes will need.
     """
     if device.type != "cuda":
         return ON_HOST
@@ -403,10 +403,11 @@ def _most_pages(device: Any, page_bytes: int, memory: float | int | None, apart:
 
 
 def room_for(memory: float | int | None, free: int, total: int, taken: int, apart: int = 0) -> int:
-    """Bytes for keys and values.
+    """The bytes that keys and values may take.
 
-    memory: what this process may fill: a share of all, or bytes; None: a share of what is free.
-    taken: bytes that this process has already; apart: those that it will take for other things.
+    memory: how much this process may fill, as a share of all memory or in bytes; None: a share of
+    what is free.
+    taken: bytes that this process already uses. apart: bytes that it will need for other things.
     """
     if memory is None:
         return int(SHARE * free)

@@ -142,8 +142,8 @@ class GpuRows(PathRows):
             self.forget(row)
 
     def shallow(self, num_layers: int) -> GpuRows:
-        """Rows with the same lengths and keys for the first layers alone, which have scores of
-        their own."""
+        """Rows with the same lengths and keys for the first layers only; uncommitted scores are
+        separate."""
         other = copy(self)
         other._fed, other._history = [Feed()] * len(self.lengths), None
         other._num_layers, other.listener = num_layers, None
@@ -216,8 +216,8 @@ class GpuRows(PathRows):
 def _lines(
     row: int, stored: int, feed: Feed, begin: int, first_asked: int, place: int
 ) -> list[Line]:
-    """The tokens from `begin` on that a row with this many stored tokens is fed. Logits are asked
-    for from `first_asked` on, and go to `place` and the places after it."""
+    """The tokens from `begin` on that a row with this many stored tokens is fed. Logits are
+    requested from `first_asked` on, and are written from `place` on."""
     trunk, positions = feed.trunk, feed.offsets(begin, len(feed.tokens)).tolist()
     lines = []
     for index, offset in zip(range(begin, len(feed.tokens)), positions, strict=True):

@@ -1,4 +1,4 @@
-"""The shapes of passes, which are fixed when a pass is captured, and the inputs of one."""
+"""The shapes of passes, which are fixed when a pass is captured, and a pass's inputs."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class Inputs:
 
     @classmethod
     def empty(cls, shape: PassShape, device: Any) -> Inputs:
-        """Inputs for passes of this shape, without content."""
+        """Allocate inputs for passes of this shape."""
         made = cls(shape, torch.zeros(cls.size(shape), dtype=torch.int32, device=device))
         made.rows.fill_(-1)
         return made
@@ -100,7 +100,7 @@ class Inputs:
 
 
 def padded_pass(count: int) -> int:
-    """The number of tokens of the captured pass that is used for this many."""
+    """The number of tokens of the captured pass used for `count` tokens."""
     if count > NARROW:
         return -(-count // NARROW) * NARROW
     return int(triton.next_power_of_2(count))

@@ -1,6 +1,6 @@
-"""What an engine has on the device: pages of its rows, scratch, and captured passes.
+"""The device memory of an engine: pages of its rows, scratch, and captured passes.
 
-A captured graph holds addresses, so all of this is kept for the next engine of the model.
+A captured graph contains addresses, so all of this is kept for the model's next engine.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ MOST_CAPTURED = 256
 
 
 class Recent(OrderedDict[Any, Any]):
-    """The values of one kind that were used last."""
+    """A cache of the most recently used values."""
 
     def recall(self, key: Any) -> Any:
         """The value of a key, or None; it then counts as used."""
@@ -76,7 +76,7 @@ class Storage:
     """The device memory of the rows of one engine at a time."""
 
     def __init__(self, weights: Weights, pages: DevicePages, owner: Any) -> None:
-        """owner: nobody can use the storage any more once this object is gone."""
+        """owner: when this object is gone, nobody can use the storage any more."""
         self.weights, self.pages, self._owner = weights, pages, ref(owner)
         self.num_bytes = weights.num_bytes  # read in a pass
         # Made before the pool, which is given what they leave.
@@ -125,7 +125,7 @@ class Storage:
         return self._owner() is not None
 
     def forget_drafters(self) -> None:
-        """Let captured rounds drop the keys of drafters that are gone."""
+        """Let captured rounds drop the keys of drafters that no longer exist."""
         if self.heads is not None and not self.heads.is_used:
             self.heads = None
         for shape, made in [*self.rounds.items()]:
@@ -133,7 +133,7 @@ class Storage:
                 del self.rounds[shape]
 
     def watch(self, layers: tuple[int, ...]) -> None:
-        """Keep hidden states of these layers; passes that were captured for others are not used
+        """Keep the hidden states of these layers. Passes captured for other layers are not used
         meanwhile."""
         if layers not in self._states:
             width = len(layers) * self.weights.hidden

@@ -138,8 +138,7 @@ def _throughput(runs: Sequence[Run]) -> Interval:
 
 
 def _with_prompt(runs: Sequence[Run]) -> float | None:
-    """Tokens per second of whole calls, prompts included; None if a call took its prompt from
-    memory."""
+    """Tokens per second of whole calls, prompts included; None if a call reused a stored prompt."""
     if not all(run.read_prompts for run in runs):
         return None
     tokens = sum(answer.new_tokens for run in runs for answer in run.answers)

@@ -47,7 +47,7 @@ class Gain:
 
     @property
     def answer(self) -> Answer:
-        """Whether speculation pays, by this gain."""
+        """Whether speculation pays, judged by this gain."""
         return answer(self.speedup, self.num_prompts)
 
 

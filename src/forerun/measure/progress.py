@@ -1,4 +1,4 @@
-"""Tells on standard error which step of how many runs, and how long the rest may take."""
+"""Reports on standard error which step is running, of how many, and how long the rest may take."""
 
 from __future__ import annotations
 

@@ -18,7 +18,7 @@ MARKERS = ("o", "s", "^", "D", "v", "P")
 
 @dataclass
 class Plot:
-    """A drawn figure with its words; `setting` is None where it covers several."""
+    """A drawn figure with its texts; `setting` is None if it covers several settings."""
 
     kind: str
     setting: Setting | None

@@ -66,7 +66,7 @@ def _name(figures: Figures) -> str:
 
 
 def _cell(figures: Figures | None, column: Sequence[Figures | None]) -> str:
-    """A table cell: blue for a clear gain, red for a clear loss, grey for what is not clear."""
+    """A table cell: blue for a clear gain, red for a clear loss, grey if neither is clear."""
     if figures is None or figures.speedup is None:
         return "<td>–</td>"
     value, kind = figures.speedup, answer(figures.speedup, figures.num_prompts)
