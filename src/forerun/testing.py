@@ -190,7 +190,7 @@ class _Court:
     prompts: list[list[int]]
 
     def changes_no_text(self) -> None:
-        """Under `match` the text equals that of plain decoding.
+        """Check that under `match` the text equals that of plain decoding.
 
         The runs cover chains, trees, several rounds, reused rows, and a budget of 0 at the end.
         """

@@ -218,8 +218,9 @@ def _why_changed(model: Any) -> str:
 
 
 def linear_parts(layer: Any) -> tuple[list[Any], ...]:
-    """The linear layers of each product of one layer: queries, keys and values; out; gate and up;
-    down.  Where a model has fused them, one stands for several; experts have none."""
+    """The linear layers behind each of a layer's products: queries, keys and values; attention
+    output; gate and up; down. If a model has fused some, a single linear layer stands for them.
+    With experts, the last two are empty."""
     attention, mlp = layer.self_attn, layer.mlp
     if hasattr(attention, "qkv_proj"):
         return [attention.qkv_proj], [attention.o_proj], [mlp.gate_up_proj], [mlp.down_proj]

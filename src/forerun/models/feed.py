@@ -44,7 +44,8 @@ class Feed:
         return len(self.tokens) - len(self.tree)
 
     def follows(self, index: int) -> int:
-        """The index of the token before a token; -1 is the end of the stored text."""
+        """The index of a token's predecessor (in a tree, its parent); -1 is the end of the stored
+        text."""
         trunk = self.trunk
         return index - 1 if index < trunk else trunk + self.tree.parents[index - trunk]
 

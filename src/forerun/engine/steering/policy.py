@@ -98,8 +98,8 @@ class PayingPolicy:
         """Choose what to ask of the drafter, from what past rounds have shown.
 
         rooms: the most tokens that each row can still take, (R,).
-        is_timed: whether the round can be compared with others, which one that reads part of a
-        prompt cannot. Only timed rounds are trials: others teach nothing, and while prompts keep
+        is_timed: whether the round's time can be compared with others; False if it reads part of a
+        prompt. Only timed rounds can be trials: others teach nothing, and while prompts keep
         coming, trials would never end.
         """
         pairs = zip(requests, rooms, strict=True)
