@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 pytest.importorskip("torch")
 pytest.importorskip("triton.backends.nvidia")
+
+import forerun
 
 PROGRAM = Path(__file__).with_name("compiling.py")
 NARROW = [
@@ -22,18 +26,43 @@ NARROW = [
 ]
 
 
-@pytest.mark.parametrize("names", NARROW)
-def test_narrow_products_keep_the_order_of_inputs(names: list[str]) -> None:
-    """As wide ones do, which have two inputs side by side; and weights, made where the product
-    reads them, are not moved.  So does attention to keys of 8 bits, to few and to many queries."""
+def run(program: Path, *names: str) -> Any:
+    """A program that ends well, without the interpreter."""
     done = subprocess.run(
-        [sys.executable, str(PROGRAM), *names],
+        [sys.executable, str(program), *names],
         env=os.environ | {"TRITON_INTERPRET": "0"},
         capture_output=True,
         text=True,
     )
     assert done.returncode == 0, done.stderr
-    found = json.loads(done.stdout)
+    return done
+
+
+@pytest.mark.parametrize("names", NARROW)
+def test_narrow_products_keep_the_order_of_inputs(names: list[str]) -> None:
+    """As wide ones do, which have two inputs side by side; and weights, made where the product
+    reads them, are not moved.  So does attention to keys of 8 bits, to few and to many queries."""
+    found = json.loads(run(PROGRAM, *names).stdout)
     assert [one["side by side"] for one in found.pop("keys")] == [[2], [2]]
     expected = [{"side by side": [2], "moved": 0}] * 4  # a product, and three with experts
     assert found == dict.fromkeys(names, expected)
+
+
+def test_every_kernel_has_types_as_it_is_launched() -> None:
+    """A name that a condition or a loop gives another type is no fault to the interpreter."""
+    found = json.loads(run(PROGRAM.with_name("front_end.py")).stdout)
+    assert found["failed"] == {}
+    source = Path(forerun.__file__).parent
+    kernels = {
+        name
+        for folder in ("gpu/kernels", "kernels/triton")
+        for path in (source / folder).glob("*.py")
+        for name in re.findall(r"@triton\.jit.*\ndef (\w+)\(", path.read_text())
+    }
+    launched = {
+        name
+        for folder in ("gpu", "gpu_rounds", "kernels")
+        for path in (source / folder).glob("*.py")
+        for name in re.findall(r"(\w+)\[", path.read_text())
+    }
+    assert set(found["met"]) == kernels & launched
