@@ -179,7 +179,7 @@ def attend(
         chunks = tl.num_programs(1)
         mine = (segment * KV + head) * chunks
         part = (mine + chunk).to(tl.int64) * R + r
-        tl.store(parts + part[:, None] * HP + d[None, :], mixed)
+        tl.store(parts + part[:, None] * HP + d[None, :], mixed, mask=there)
         tl.store(stats + part * 2, most)
         tl.store(stats + part * 2 + 1, tl.max(total, 1))
         tl.debug_barrier()  # the stores of every thread come before the count
@@ -187,14 +187,16 @@ def attend(
         is_last = tl.atomic_add(counter, 1, sem="acq_rel", scope="gpu") == num_chunks - 1
         tl.debug_barrier()
         if is_last:
+            AHEAD: tl.constexpr = 8 if R * HP <= 2048 else (4 if R * HP <= 4096 else 2)  # chunks
             most = tl.full((R,), NOTHING, tl.float32)
             sums = tl.zeros((R,), tl.float32)
             mixed = tl.zeros((R, HP), tl.float32)
-            for other in range(num_chunks):
+            for other in tl.range(num_chunks, num_stages=AHEAD):
                 part = (mine + other).to(tl.int64) * R + r
                 theirs = tl.load(stats + part * 2)
                 their_sums = tl.load(stats + part * 2 + 1)
-                their_mixed = tl.load(parts + part[:, None] * HP + d[None, :])
+                where_mixed = part[:, None] * HP + d[None, :]
+                their_mixed = tl.load(parts + where_mixed, mask=there, other=0.0)
                 most, sums, mixed = _add_chunk(most, sums, mixed, theirs, their_sums, their_mixed)
             result = _averages(most, sums, mixed, sinks, heads, group < G, SINKS)
             tl.store(out + where, result.to(out.dtype.element_ty), mask=there)
