@@ -78,16 +78,22 @@ def test_a_row_of_several_pieces_and_beside_others(
         Sampling(top_k=2, top_p=0.999, temperature=1.5),
         Sampling(top_k=20, top_p=0.9),
         Sampling(top_p=0.9, temperature=2.0, min_p=0.05),
+        Sampling(top_k=270, temperature=0.7),
+        Sampling(top_k=290, min_p=1e-9),
+        Sampling(top_k=280),
     ]
     count = len(options)
     logits = torch.tensor(rng.normal(0, 3, (count, 1, 300)), dtype=torch.float32)
     logits[1, 0, :40] = -0.0
     logits[5, 0, 12:] = -torch.inf  # fewer tokens are possible than its top-k
     logits[6] = logits[6].round()
+    logits[7, 0, :20] *= 10
+    logits[9, 0, 30:] = -torch.inf
     found = thresholds(logits, options, [0] * count)
     for row, sampling in enumerate(options):
         kept = law(sampling, logits[row, 0].numpy(), [], [], Bans()).weights > 0
-        assert ((logits[row, 0] >= found[row, 0]).numpy() == kept).all()
+        found_kept = (logits[row, 0] >= found[row, 0]) & (logits[row, 0] > -torch.inf)
+        assert (found_kept.numpy() == kept).all()
         again = logits[row : row + 1].repeat(1, 2, 1)
         assert thresholds(again, [sampling], [1])[0].tolist() == 2 * found[row].tolist()
     assert (logits[3, 0] >= found[3, 0]).sum() == 1

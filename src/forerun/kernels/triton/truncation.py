@@ -23,7 +23,11 @@ LOWEST = tl.constexpr(-2139095041)  # the key of -inf
 BELOW = tl.constexpr(-2139095042)  # the key of NaN, and of places past the vocabulary
 SMALLEST = tl.constexpr(-3.4028234663852886e38)
 UNIT = tl.constexpr(1099511627776.0)  # 2**40: the weight of the likeliest token
+FARTHEST = tl.constexpr(10.0)
+"""Tokens further below the likeliest one than half of 2 to the power of this are in one part."""
 NO_WEIGHT = tl.constexpr(28.0)  # exp(-28) is less than 1 / UNIT
+FEW = tl.constexpr(256)
+"""The largest k whose bound is as good as a division."""
 LOW, HIGH, ABOVE, NEEDED, BEST, IS_NARROW = (tl.constexpr(place) for place in range(6))
 """The state of a row: the threshold's key lies in [LOW, HIGH), tokens from HIGH on count ABOVE, and
 those from the threshold on NEEDED; BEST is the largest key."""
@@ -47,9 +51,13 @@ def _value(key):
 @triton.jit
 def _edge(low, high, part):
     """The lowest key of a part, 0 to WAYS, of the interval from `low` to `high`: parts are equal
-    in logits, not in keys, of which most are near 0."""
-    first, last = _value(low), _value(high - 1)
-    inner = tl.minimum(_key(first + (last - first) * (part.to(tl.float32) / WAYS)), high)
+    in logits, not in keys, of which most are near 0; of an interval from -inf on, each is half as
+    wide as the one below it."""
+    first, last, at = _value(low), _value(high - 1), part.to(tl.float32)
+    inner = tl.where(
+        low == LOWEST, last - tl.exp2(FARTHEST - at), first + (last - first) * (at / WAYS)
+    )
+    inner = tl.maximum(tl.minimum(_key(inner), high), low)
     return tl.where(part == 0, low, tl.where(part == WAYS, high, inner))
 
 
@@ -155,7 +163,8 @@ def bound_kernel(
     tl.store(state + HIGH, high)
     tl.store(state + ABOVE, tl.zeros((), tl.int64))
     tl.store(state + BEST, best)
-    tl.store(state + IS_NARROW, tl.zeros((), tl.int64))
+    # few tokens are above the bound for a small k; top-p after top-k has to see all of them
+    tl.store(state + IS_NARROW, ((limit > 0) & ((limit <= FEW) | (share < 1.0))).to(tl.int64))
 
 
 @triton.jit(do_not_specialize=["num_rows", "more", "step"])
@@ -177,8 +186,8 @@ def divide_kernel(
     MOST: tl.constexpr,  # tokens that are collected
     PDL: tl.constexpr,
 ):
-    """Divide the interval of each row with top-p and without top-k, if there are many tokens in
-    it.  The other arguments are those of `bound_kernel`."""
+    """Divide the interval of each row with top-p or a large top-k, if there are many tokens in it.
+    The other arguments are those of `bound_kernel`."""
     PIECES: tl.constexpr = (V + PIECE - 1) // PIECE
     place = tl.program_id(0) // PIECES
     piece = tl.program_id(0) % PIECES
@@ -188,7 +197,7 @@ def divide_kernel(
     cuts, temperature, limit, share, _least = _options(
         place, lengths, temperatures, top_k, top_p, min_p, num_rows, more, V
     )
-    if not (cuts & (share < 1.0) & (limit == 0)):
+    if not (cuts & ((share < 1.0) | (limit > 0))):
         return
     state = states + place * 6
     best = _value(tl.load(state + BEST))
@@ -204,7 +213,8 @@ def divide_kernel(
     mine = sums + place * WAYS
     parts = tl.arange(0, WAYS)
     if tl.sum(inside.to(tl.int32), axis=0) > 0:
-        amounts = tl.where(inside, _amounts(values, best, rate), 0)
+        weights = tl.where(limit > 0, 1, _amounts(values, best, rate))
+        amounts = tl.where(inside, weights, 0)
         edges = _edge(low, high, parts)
         for part in tl.static_range(WAYS):
             edge = tl.sum(tl.where(parts == part, edges, 0), axis=0)
@@ -215,7 +225,9 @@ def divide_kernel(
     found = tl.load(mine + parts, cache_modifier=".cg") + above
     tl.debug_barrier()  # every thread has read them
     tl.store(mine + parts, tl.zeros((WAYS,), tl.int64))
-    if step == 0:
+    if limit > 0:
+        needed = limit.to(tl.int64)
+    elif step == 0:
         needed = _share_of(tl.max(found, axis=0), share)
         tl.store(state + NEEDED, needed)
     else:
@@ -228,7 +240,8 @@ def divide_kernel(
     tl.store(state + HIGH, high)
     tl.store(state + ABOVE, above)
     # a token inside counts as much as `low` at least
-    is_narrow = amount <= MOST * _amounts(_value(low), best, rate)
+    least = tl.where(limit > 0, 1, _amounts(_value(low), best, rate))
+    is_narrow = amount <= MOST * least
     tl.store(state + IS_NARROW, is_narrow.to(tl.int64))
 
 
