@@ -1,13 +1,15 @@
 """Takes the kernels of the pass and of its decisions through Triton's front end for compute
 capability 9.0, as they are launched, without a device, and prints what was met and what fails.
 
-Run it with TRITON_INTERPRET=0: what is interpreted has no types.
+Run it with TRITON_INTERPRET=0: what is interpreted has no types.  With the argument "brief" it
+meets every kernel, but few of the combinations in which each is launched.
 """
 
 from __future__ import annotations
 
 import inspect
 import json
+import sys
 from dataclasses import replace
 from typing import Any
 
@@ -114,8 +116,15 @@ def run(made: Weights, shape: PassShape, kind: Any = torch.bfloat16) -> None:
     )
 
 
-def passes() -> None:
+def passes(is_brief: bool) -> None:
     """Each switch of a pass on and off, in passes of each shape; then each format of weights."""
+    if is_brief:
+        for kind in (torch.bfloat16, torch.uint8):
+            run(weights(FORM), WIDE, kind)
+            run(weights(replace(FORM, **FORMS[3]), FORMATS["int4, groups"]), FEW, kind)
+        run(weights(replace(FORM, **FORMS[5]), FORMATS["float4, groups"], True), TREE)
+        run(weights(FORM, FORMATS["int4, groups"]), WIDE)
+        return
     for at, how in enumerate(FORMS):
         made = weights(replace(FORM, **how), has_biases=at % 2 == 1)
         for shape in (FEW, TREE, WIDE) if at < 2 else (FEW,):
@@ -149,7 +158,7 @@ def decisions() -> None:
     truncation.find_thresholds(logits, lengths, heat, lengths, heat, heat, edges, cut, more=1)
 
 
-def inputs_of_rounds() -> None:
+def inputs_of_rounds(is_brief: bool) -> None:
     """The kernels of `lanes` and `heads`, whose operands are told by their names."""
     floats = {
         "embedding",
@@ -171,7 +180,7 @@ def inputs_of_rounds() -> None:
         heads.norm_states, heads.keep_features, heads.join_kept, heads.join_followers,
         heads.draft_entry,
     ):  # fmt: skip
-        for on in (False, True):
+        for on in (False, True)[is_brief:]:
             given = dict(numbers | sizes | dict.fromkeys(("PDL", "FIRST", "DRAWN"), on))
             for name in inspect.signature(kernel.fn).parameters:
                 kind = next((kind for kind, names in kinds.items() if name in names), torch.int32)
@@ -184,11 +193,12 @@ if __name__ == "__main__":
     knobs.runtime.jit_cache_hook = translate
     formats._has_pairs = lambda device: True
     forward.has_bulk_copies = lambda device: True
-    for options in ({"PDL": False}, {"PDL": True, "launch_pdl": True}):
+    is_brief = sys.argv[1:] == ["brief"]
+    for options in ({"PDL": False}, {"PDL": True, "launch_pdl": True})[is_brief:]:
         for module in (forward, experts, decide, truncation):
             module.dependent_launch = lambda device, options=options: options
         run(weights(FORM), FEW)
-    passes()
+    passes(is_brief)
     decisions()
-    inputs_of_rounds()
+    inputs_of_rounds(is_brief)
     print(json.dumps({"met": sorted({name for name, _ in met}), "failed": failed}))

@@ -48,9 +48,10 @@ def test_narrow_products_keep_the_order_of_inputs(names: list[str]) -> None:
     assert found == dict.fromkeys(names, expected)
 
 
-def test_every_kernel_has_types_as_it_is_launched() -> None:
+@pytest.mark.parametrize("how", ["brief", pytest.param("whole", marks=pytest.mark.slow)])
+def test_every_kernel_has_types_as_it_is_launched(how: str) -> None:
     """A name that a condition or a loop gives another type is no fault to the interpreter."""
-    found = json.loads(run(PROGRAM.with_name("front_end.py")).stdout)
+    found = json.loads(run(PROGRAM.with_name("front_end.py"), how).stdout)
     assert found["failed"] == {}
     source = Path(forerun.__file__).parent
     kernels = {
@@ -63,6 +64,6 @@ def test_every_kernel_has_types_as_it_is_launched() -> None:
         name
         for folder in ("gpu", "gpu_rounds", "kernels")
         for path in (source / folder).glob("*.py")
-        for name in re.findall(r"(\w+)\[", path.read_text())
+        for name in re.findall(r"(\w+)\[.*\]\(", path.read_text())
     }
     assert set(found["met"]) == kernels & launched

@@ -109,7 +109,7 @@ def test_six_bits_in_two_words_are_not_read_as_eight(
     """On a device with pairs, where scales have the precision of the model."""
     monkeypatch.setattr(formats, "_has_pairs", lambda device: True)
     matrix = random_matrix((32, 256), "int6", 16, scale=dtype, dtype=dtype)
-    assert formats.operand(matrix)["FORMAT"][9] == "plain"
+    assert formats.operand(matrix)["FORMAT"][8] == "plain"
 
 
 @pytest.mark.parametrize("number", NUMBERS)

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 import triton
 
-from forerun.gpu.formats import SHARING, operand
+from forerun.gpu.formats import operand
 from forerun.gpu.kernels.experts import close_experts, open_experts, route
 from forerun.gpu.tiles import Tile, packed_tile
 from forerun.gpu.weights import ExpertWeights, Layer, Weights
@@ -102,11 +102,11 @@ def queue_experts(
         TOP=form.chosen, BN=opening.columns, BK=opening.depth, MP=places,
         BIAS=experts.gate_up_bias is not None, KIND=w.form.activation, TURNS=form.takes_turns,
         num_warps=opening.warps, num_stages=opening.stages,
-        **operand(experts.gate_up, inner % SHARING == 0), **common,
+        **operand(experts.gate_up), **common,
     )  # fmt: skip
     close_experts[(tiles, -(-w.hidden // closing.columns))](
         x=scratch.inner, bias=experts.down_bias, order=scratch.order, experts=scratch.experts,
         y=scratch.outer, N=w.hidden, D=inner, BN=closing.columns, BK=closing.depth, MP=places,
         BIAS=experts.down_bias is not None, num_warps=closing.warps, num_stages=closing.stages,
-        **operand(experts.down, w.hidden % SHARING == 0), **pdl,
+        **operand(experts.down), **pdl,
     )  # fmt: skip

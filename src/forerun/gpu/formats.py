@@ -14,8 +14,6 @@ PLAIN = ("",)
 """FORMAT of a matrix that is not packed."""
 BASES = {torch.bfloat16: 0x4300, torch.float16: 0x6400}
 """The bits of 128 and of 1024, whose last bits count from 0."""
-SHARING = 128
-"""Rows with one scale that a tile may lie within: tiles are as wide at most."""
 OLDEST = (9, 0)
 """Compute capability with products of pairs of bfloat16 numbers."""
 E4M3 = (
@@ -26,27 +24,22 @@ E4M3 = (
 """Sets the bits of two numbers of part 0, or 1, into two bfloat16 numbers."""
 
 
-def operand(matrix: Any, are_rows_even: bool = True) -> dict[str, Any]:
+def operand(matrix: Any) -> dict[str, Any]:
     """The operands w and FORMAT of a product with a matrix, which may be packed or an ordinary
-    tensor.
-
-    are_rows_even: whether tiles begin at multiples of their width, so that all rows of a tile may
-    share their scales.
-    """
+    tensor."""
     if not isinstance(matrix, Packed):
         return {"w": matrix, "FORMAT": PLAIN}
     absent = matrix.words
     tables = [getattr(matrix, name) for name in TABLES]
     whole = 0 if matrix.whole_scales is None else matrix.shape[1] // matrix.whole_scales.shape[1]
-    about, is_shared = NUMBERS[matrix.number], are_rows_even and matrix.rows % SHARING == 0
-    how, assembly = _arithmetic(matrix)
+    about, (how, assembly) = NUMBERS[matrix.number], _arithmetic(matrix)
     return {
         "w": tuple(absent if table is None else table for table in tables),
         "FORMAT": (
             matrix.number, about.parts, matrix.part, matrix.group, matrix.rows,
             0 if matrix.offsets is not None else about.middle, matrix.zeros is not None,
-            matrix.offsets is not None, is_shared, how, about.lift,
-            BASES[matrix.dtype] * 0x10001, about.words, whole, *assembly,
+            matrix.offsets is not None, how, about.lift, BASES[matrix.dtype] * 0x10001,
+            about.words, whole, *assembly,
         ),
     }  # fmt: skip
 

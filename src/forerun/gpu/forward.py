@@ -16,7 +16,7 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 
 from forerun.gpu import shapes
 from forerun.gpu.experts import ExpertScratch, queue_experts
-from forerun.gpu.formats import SHARING, operand
+from forerun.gpu.formats import operand
 from forerun.gpu.kernels.attention import attend, attend_whole
 from forerun.gpu.kernels.layers import (
     PARTIAL,
@@ -150,15 +150,10 @@ def has_bulk_copies(device: Any) -> bool:
     return device.type == "cuda" and bool(torch.cuda.get_device_capability(device) >= (9, 0))
 
 
-def operands(
-    source: Any, matrix: Any, how: Tile, num_tokens: int, are_rows_even: bool = True
-) -> dict[str, Any]:
+def operands(source: Any, matrix: Any, how: Tile, num_tokens: int) -> dict[str, Any]:
     """The operands x and w of a product: tensor descriptors (BULK) where several large tiles of
-    tokens meet the same weights, which the copy engine then brings sooner than threads do.
-
-    are_rows_even: see `forerun.gpu.formats.operand`.
-    """
-    plain = {"x": source, "BULK": False, **operand(matrix, are_rows_even)}
+    tokens meet the same weights, which the copy engine then brings sooner than threads do."""
+    plain = {"x": source, "BULK": False, **operand(matrix)}
     is_bulk = how.rows == NARROW < num_tokens and has_bulk_copies(matrix.device)
     if isinstance(matrix, Packed):
         return plain
@@ -194,7 +189,7 @@ def written_out(matrix: Any, num_tokens: int, room: Any) -> Any:
         return matrix
     num_rows, depth = matrix.shape
     result = room[: num_rows * depth].view(num_rows, depth)
-    read = operand(matrix, are_rows_even=False)
+    read = operand(matrix)
     steps = depth // (NUMBERS[matrix.number].parts * matrix.part)
     write_out[-(-num_rows // WRITTEN_ROWS), steps](
         y=result, N=num_rows, K=depth, BN=WRITTEN_ROWS, num_warps=4, **read
@@ -331,7 +326,7 @@ class Kernels:
             BN=how.columns, BK=how.depth, MP=how.rows, MASKED=inner % how.columns != 0,
             BIAS=layer.gate_up_bias is not None, KIND=w.form.activation, num_warps=how.warps,
             num_stages=how.stages,
-            **operands(source, matrix, how, m, inner % SHARING == 0),
+            **operands(source, matrix, how, m),
             **launch_of(matrix, layer.gate_up),
         )  # fmt: skip
 
@@ -423,7 +418,7 @@ class Kernels:
                 P=squares.shape[1], EARLY=self._early, BN=how.columns, BK=how.depth, MP=how.rows,
                 BIAS=layer.qkv_bias is not None, RAW=is_raw, FIRST=first, num_warps=how.warps,
                 num_stages=how.stages, **(sizes | launch_of(matrix, stored)),
-                **operands(source, matrix, how, m, SHARING % half == 0),
+                **operands(source, matrix, how, m),
             )  # fmt: skip
             first += heads
         if is_raw:

@@ -12,13 +12,12 @@ read it; ("",) stands for a matrix that is not packed.
     0 kind of number    1 parts in the same words    2 part
     3 inputs and 4 rows that share a scale
     5 the number that stands for zero, 6 or a table of them    7 a table of what is added
-    8 whether all rows of a tile share a scale
-    9 how a weight is made of number and scale: "pairs", in the precision of the model, and "wide",
-      in float32, are assembly, which is 14 and what follows for each part; "plain" is left to the
+    8 how a weight is made of number and scale: "pairs", in the precision of the model, and "wide",
+      in float32, are assembly, which is 13 and what follows for each part; "plain" is left to the
       compiler
-    10 what the reading of a number's bits leaves out, which is multiplied into its scale
-    11 what assembly adds to an integer, twice    12 words that hold a number of each part
-    13 inputs that share a whole scale, of which scales are multiples; 0: there is none
+    9 what the reading of a number's bits leaves out, which is multiplied into its scale
+    10 what assembly adds to an integer, twice    11 words that hold a number of each part
+    12 inputs that share a whole scale, of which scales are multiples; 0: there is none
 """
 
 from __future__ import annotations
@@ -123,7 +122,7 @@ def _words(at, inside, MASKED: tl.constexpr):
 @triton.jit
 def _others(at, words, inside, MASKED: tl.constexpr, FORMAT: tl.constexpr):
     """The second and third tile of words of a step, where numbers lie in three."""
-    if FORMAT[12] == 3:
+    if FORMAT[11] == 3:
         more = _words(at + FORMAT[2], inside, MASKED)
         high = _words(at + 2 * FORMAT[2], inside, MASKED)
     else:
@@ -169,64 +168,56 @@ def _read(table, at, inside):
 
 
 @triton.jit
-def _entries(table, first, n, inside, number, K: tl.constexpr, FORMAT: tl.constexpr):
-    """Entry `number` of the table's rows for rows n (BN, 1), or (1, 1) where all share that of row
-    `first`."""
-    if FORMAT[8]:
-        found = _read(table, (first // FORMAT[4]) * (K // FORMAT[3]) + number, True)
-        found = tl.zeros((1, 1), table.dtype.element_ty) + found
-    else:
-        found = _read(table, (n // FORMAT[4]) * (K // FORMAT[3]) + number, inside)[:, None]
-    return found
+def _entries(table, n, inside, number, K: tl.constexpr, FORMAT: tl.constexpr):
+    """Entry `number` of the table's rows for rows n (BN, 1)."""
+    return _read(table, (n // FORMAT[4]) * (K // FORMAT[3]) + number, inside)[:, None]
 
 
 @triton.jit
-def _scales(
-    like, w, first, n, inside, number, K: tl.constexpr, FORMAT: tl.constexpr
-):  # fmt: skip
+def _scales(like, w, n, inside, number, K: tl.constexpr, FORMAT: tl.constexpr):
     """Scales as `_weights` takes them."""
-    scale = _entries(w[1], first, n, inside, number, K, FORMAT)
-    if FORMAT[9] == "pairs":
-        scale = scale * tl.full((1, 1), FORMAT[10], like.dtype.element_ty)
+    scale = _entries(w[1], n, inside, number, K, FORMAT)
+    if FORMAT[8] == "pairs":
+        scale = scale * tl.full((1, 1), FORMAT[9], like.dtype.element_ty)
         bits = scale.to(tl.int16, bitcast=True).to(tl.int32) & 0xFFFF
         found = bits | (bits << 16)
-    elif FORMAT[13]:
+    elif FORMAT[12]:
         found = _whole(w[4], n, inside, number, K, FORMAT) * scale.to(tl.float32)
     else:
-        found = scale.to(tl.float32) * FORMAT[10]
+        found = scale.to(tl.float32) * FORMAT[9]
     return found
 
 
 @triton.jit
 def _whole(table, n, inside, number, K: tl.constexpr, FORMAT: tl.constexpr):
     """The entry of group `number` in a table with one for several groups, for rows n (BN, 1)."""
-    where = n * (K // FORMAT[13]) + number * FORMAT[3] // FORMAT[13]
+    where = n * (K // FORMAT[12]) + number * FORMAT[3] // FORMAT[12]
     return tl.load(table + where, mask=inside, other=0)[:, None].to(tl.float32)
 
 
 @triton.jit
 def _weights(
-    like, words, more, high, w, scale, first, n, inside, number, P: tl.constexpr, K: tl.constexpr,
+    like, words, more, high, w, scale, n, inside, number, P: tl.constexpr, K: tl.constexpr,
     FORMAT: tl.constexpr,
 ):  # fmt: skip
     """Part P of a tile, in the precision of what `like` points to."""
-    if FORMAT[9] == "pairs":
+    if FORMAT[8] == "pairs":
         if FORMAT[6]:
-            zero = _entries(w[2], first, n, inside, number, K, FORMAT).to(tl.int32)
-            zero = zero * 0x10001 + FORMAT[11]
+            zero = _entries(w[2], n, inside, number, K, FORMAT).to(tl.int32)
+            zero = zero * 0x10001 + FORMAT[10]
         else:
-            zero = tl.full((1, 1), FORMAT[5] * 0x10001 + FORMAT[11], tl.int32)
+            zero = tl.full((1, 1), FORMAT[5] * 0x10001 + FORMAT[10], tl.int32)
         made = tl.inline_asm_elementwise(
-            FORMAT[14 + P],
+            FORMAT[13 + P],
             "=r,r,r,r,r,r",
             [words, scale, zero],
             dtype=like.dtype.element_ty,
             is_pure=True,
             pack=2,
         )
-    elif FORMAT[9] == "wide":
+    elif FORMAT[8] == "wide":
         made = tl.inline_asm_elementwise(
-            FORMAT[14 + P],
+            FORMAT[13 + P],
             "=r,r,f,f",
             [words, scale],
             dtype=like.dtype.element_ty,
@@ -236,12 +227,12 @@ def _weights(
     else:
         values = _numbers(words, more, high, P, FORMAT)
         if FORMAT[6]:
-            values -= _entries(w[2], first, n, inside, number, K, FORMAT).to(tl.float32)
+            values -= _entries(w[2], n, inside, number, K, FORMAT).to(tl.float32)
         elif FORMAT[5] > 0:
             values -= FORMAT[5]
         if FORMAT[7]:
-            offset = _entries(w[3], first, n, inside, number, K, FORMAT).to(tl.float32)
-            if FORMAT[13]:
+            offset = _entries(w[3], n, inside, number, K, FORMAT).to(tl.float32)
+            if FORMAT[12]:
                 offset *= -_whole(w[5], n, inside, number, K, FORMAT)
             values = tl.fma(values, scale, offset)  # rounds once, as float32 holds the product
         else:
@@ -258,10 +249,10 @@ def packed_products(
     """`products` with the rows of a packed matrix from `first` and from `second` on."""
     PER: tl.constexpr = FORMAT[1]
     PART: tl.constexpr = FORMAT[2]
-    ONE_SCALE: tl.constexpr = FORMAT[3] == K and not FORMAT[8]
+    ONE_SCALE: tl.constexpr = FORMAT[3] == K
     columns, h = tl.arange(0, BN), tl.arange(0, PART)
     n_a, n_b = first + columns, second + columns
-    WIDTH: tl.constexpr = K // PER * FORMAT[12]
+    WIDTH: tl.constexpr = K // PER * FORMAT[11]
     rows_a = w[0] + tl.cast(first, tl.int64) * WIDTH
     rows_b = w[0] + tl.cast(second, tl.int64) * WIDTH
     if MP >= WIDE:
@@ -271,11 +262,11 @@ def packed_products(
         a = tl.zeros((MP, BN), tl.float32)
         b = tl.zeros((MP, BN), tl.float32)
     if ONE_SCALE:
-        scale_a = _scales(x, w, first, n_a, inside, 0, K, FORMAT)
+        scale_a = _scales(x, w, n_a, inside, 0, K, FORMAT)
         if PAIR:
-            scale_b = _scales(x, w, second, n_b, inside, 0, K, FORMAT)
+            scale_b = _scales(x, w, n_b, inside, 0, K, FORMAT)
     for step in range(K // (PER * PART)):
-        where = columns[:, None] * WIDTH + (step * (PART * FORMAT[12]) + h)[None, :]
+        where = columns[:, None] * WIDTH + (step * (PART * FORMAT[11]) + h)[None, :]
         words_a = _words(rows_a + where, inside, MASKED)
         more_a, high_a = _others(rows_a + where, words_a, inside, MASKED, FORMAT)
         if PAIR:
@@ -288,16 +279,14 @@ def packed_products(
             group = number * PART // FORMAT[3]
             values = tl.load(made + at[:, None] * K + k[None, :], mask=keep[:, None], other=0.0)
             if not ONE_SCALE:
-                scale_a = _scales(x, w, first, n_a, inside, group, K, FORMAT)
-            wa = _weights(
-                x, words_a, more_a, high_a, w, scale_a, first, n_a, inside, group, p, K, FORMAT
-            )
+                scale_a = _scales(x, w, n_a, inside, group, K, FORMAT)
+            wa = _weights(x, words_a, more_a, high_a, w, scale_a, n_a, inside, group, p, K, FORMAT)
             a = tl.dot(wa, tl.trans(values), a) if MP >= WIDE else tl.dot(values, tl.trans(wa), a)
             if PAIR:
                 if not ONE_SCALE:
-                    scale_b = _scales(x, w, second, n_b, inside, group, K, FORMAT)
+                    scale_b = _scales(x, w, n_b, inside, group, K, FORMAT)
                 wb = _weights(
-                    x, words_b, more_b, high_b, w, scale_b, second, n_b, inside, group, p, K, FORMAT
+                    x, words_b, more_b, high_b, w, scale_b, n_b, inside, group, p, K, FORMAT
                 )
                 if MP >= WIDE:
                     b = tl.dot(wb, tl.trans(values), b)
@@ -342,12 +331,12 @@ def write_out(w, y, N, K: tl.constexpr, BN: tl.constexpr, FORMAT: tl.constexpr):
     PART: tl.constexpr = FORMAT[2]
     n, h, step = tl.program_id(0) * BN + tl.arange(0, BN), tl.arange(0, PART), tl.program_id(1)
     inside, rows = n < N, n.to(tl.int64)[:, None]
-    at = w[0] + rows * (K // PER * FORMAT[12]) + (step * (PART * FORMAT[12]) + h)[None, :]
+    at = w[0] + rows * (K // PER * FORMAT[11]) + (step * (PART * FORMAT[11]) + h)[None, :]
     words = _words(at, inside, True)
     more, high = _others(at, words, inside, True, FORMAT)
     for p in tl.static_range(PER):
         number = step * PER + p
         group = number * PART // FORMAT[3]
-        scale = _scales(y, w, 0, n, inside, group, K, FORMAT)
-        made = _weights(y, words, more, high, w, scale, 0, n, inside, group, p, K, FORMAT)
+        scale = _scales(y, w, n, inside, group, K, FORMAT)
+        made = _weights(y, words, more, high, w, scale, n, inside, group, p, K, FORMAT)
         tl.store(y + rows * K + (number * PART + h)[None, :], made, mask=inside[:, None])
