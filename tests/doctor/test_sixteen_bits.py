@@ -171,8 +171,8 @@ def test_texts_of_two_programs_are_judged_by_the_passes_of_both() -> None:
     assert by_both is not None
     assert by_both.reproduced
     assert not by_both.is_bug, str(by_both)
-    with torch.no_grad():
-        exact.model.lm_head.weight *= 1.5
+    score = exact.score
+    exact.score = lambda *args: 1.5 * score(*args)
     with_fault = diagnose(model, prompt, *texts, other=exact)
     assert with_fault is not None
     assert with_fault.is_bug

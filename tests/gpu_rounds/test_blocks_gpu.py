@@ -14,6 +14,7 @@ pytest.importorskip("transformers")
 from tiny import MIDDLING, ON_DEVICE, build, noisy_copy  # noqa: E402
 
 import forerun as fr  # noqa: E402
+from forerun import rules  # noqa: E402
 from forerun.drafters import Model  # noqa: E402
 from forerun.engine.answer_options import AnswerOptions  # noqa: E402
 from forerun.engine.engine import Engine  # noqa: E402
@@ -54,8 +55,8 @@ def answers(pair: Pair, num_rows: int, draft_length: int) -> list[list[int]]:
     target, draft = pair
     drafter = Model(draft) if draft_length else None
     engine = Engine(
-        target, drafter=drafter, draft_length=draft_length, num_rows=num_rows,
-        capacity=1400, slowdown=4.0, executor_of=executor_of,
+        target, drafter=drafter, draft_length=draft_length, rule=rules.get("match"),
+        num_rows=num_rows, capacity=1400, slowdown=4.0, executor_of=executor_of,
     )  # fmt: skip
     requests = [request_of(target, number) for number in range(NUM_REQUESTS)]
     waiting = list(requests)

@@ -265,10 +265,11 @@ def diagnose(
     request.tokens = [*request.prompt, *first[:index]]
     raw, exact = fresh_row(model, request.tokens), exact_row(model, request.tokens)
     fresh = to_numpy(raw if exact is None else exact).astype(np.float64)
-    passes = list(suspects(model, request.tokens, [*first[index:], *second[index:]]))
+    following = [*first[index:], *second[index:]]
+    passes = list(suspects(model, request.tokens, following))
     if other is not None:
-        row = to_numpy(fresh_row(wrap(other), request.tokens)).astype(np.float64)
-        passes.append(Suspect("the other model's pass", row))
+        whole = next(suspects(wrap(other), request.tokens, following))
+        passes.append(Suspect("the other model's pass", whole.logits))
     errors = [distance(fresh, suspect.logits) for suspect in passes]
     worst = int(np.argmax(errors))
     plain = passes[0].logits
