@@ -1,4 +1,4 @@
-"""DFlash draft models with random weights, in both layouts."""
+"""DFlash and DFlash2 draft models with random weights, in both layouts."""
 
 from __future__ import annotations
 
@@ -65,6 +65,46 @@ def of_speculators(**changes: Any) -> dict[str, Any]:
         "mask_token_id": 7,
     }
     return about | changes
+
+
+SECOND = {"conv_kernel_size": 3, "conv_group_size": 8, "selector_rank": 6, "selector_top_k": 5}
+"""What DFlash2 adds to the settings."""
+
+
+def tensors_of_second(**changes: Any) -> dict[str, Any]:
+    """What DFlash2 adds to the tensors."""
+    torch.manual_seed(5)
+    taps, groups = SECOND["conv_kernel_size"], WIDTH // SECOND["conv_group_size"]
+    made = {
+        "candidate_selector.predecessor_codebook": torch.randn(VOCAB, SECOND["selector_rank"]),
+        "candidate_selector.successor_codebook": torch.randn(VOCAB, SECOND["selector_rank"]),
+        "candidate_selector.hidden_projection.weight": torch.randn(6, WIDTH) * 0.1,
+    }
+    for number in range(LAYER["num_hidden_layers"]):
+        for name in ("attention_conv", "mlp_conv"):
+            at = f"layers.{number}.{name}."
+            made[f"{at}base_kernel"] = torch.randn(2, taps, WIDTH) * 0.5
+            made[f"{at}kernel_projection.weight"] = torch.randn(2 * taps * groups, WIDTH) * 0.1
+    return made | changes
+
+
+def flat_second(**inside: Any) -> dict[str, Any]:
+    """DFlash2 as z-lab writes it; inside: changes of its `dflash_config`."""
+    about = flat()
+    return about | {
+        "architectures": ["DFlash2DraftModel"],
+        "dflash_config": about["dflash_config"] | SECOND | inside,
+    }
+
+
+def of_speculators_second(**changes: Any) -> dict[str, Any]:
+    kind = {"speculators_model_type": "dflash2", "architectures": ["DFlash2DraftModel"]}
+    return of_speculators() | kind | SECOND | changes
+
+
+def write_second(folder: Path, about: dict[str, Any] | None = None, **changes: Any) -> Path:
+    """A DFlash2 draft model; changes: of its tensors, None leaves one out."""
+    return write(folder, about or flat_second(), **tensors_of_second(**changes))
 
 
 def write(folder: Path, about: dict[str, Any], **changes: Any) -> Path:

@@ -42,7 +42,7 @@ KINDS = {
 
 DRAFTERS = {
     "forerun": "heads", "block": "block", "eagle3": "eagle3", "dflash": "dflash",
-    "medusa": "medusa", "mtp": "mtp",
+    "dflash2": "dflash", "medusa": "medusa", "mtp": "mtp",
 }  # fmt: skip
 """The kinds that draft here, by the drafter that reads them (`drafters/registry.py`)."""
 
@@ -125,7 +125,7 @@ def refuse(folder: Path, kind: str, wanted: str) -> None:
         if name
         else "Name it as a model: it drafts if its tokens are the target's."
         if kind == "model"
-        else f"Use a drafter that Forerun reads: {', '.join(DRAFTERS.values())}."
+        else f"Use a drafter that Forerun reads: {', '.join(dict.fromkeys(DRAFTERS.values()))}."
     )
     raise UnsupportedError(explain(wrong, repr(str(folder)), cure))
 

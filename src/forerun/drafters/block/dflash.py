@@ -1,15 +1,15 @@
-"""Reads published DFlash draft models: maps their tensors to our weights, and refuses unknown
-settings.
+"""Reads published DFlash and DFlash2 draft models: maps their tensors to our weights, and refuses
+unknown settings.
 
 They come in a flat layout, as z-lab writes them, or in the layout of `speculators`. These count
 layers differently: z-lab's `target_layer_ids` is the index of the layer whose output is read, the
 other layout gives the number of layers before it. Most files have no head and no embedding, and use
-the target's.
+the target's. DFlash2 adds local convolutions and a selector.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -17,19 +17,30 @@ import numpy as np
 from numpy.typing import NDArray
 
 from forerun.base.errors import UnsupportedError, explain
+from forerun.drafters.block.selector import Selector
 from forerun.drafters.folders import description_of, kind_of, refuse, tensors_of
 from forerun.drafters.heads.design import BlockDesign
 from forerun.drafters.heads.eagle3 import LATER
 from forerun.drafters.heads.files import Trained
 from forerun.drafters.heads.fingerprint import Fingerprint
 from forerun.drafters.heads.fitting import check
-from forerun.drafters.heads.published import LAYER, PublishedFiles
+from forerun.drafters.heads.published import LAYER, MOST_SIZE, PublishedFiles
 from forerun.drafters.heads.readings import head_of
 
-KIND = "dflash"
+KIND, SECOND = KINDS = "dflash", "dflash2"
+MOST_BLOCK = 1024  # entries
 ENDS = {
     "fuse": "fc", "norm_feature": "hidden_norm", "norm_head": "norm", "head": "lm_head",
+    "selector": "candidate_selector.hidden_projection",
 }  # fmt: skip
+CONVS = {
+    "conv_attention.base": "attention_conv.base_kernel",
+    "conv_attention.kernel.weight": "attention_conv.kernel_projection.weight",
+    "conv_mlp.base": "mlp_conv.base_kernel",
+    "conv_mlp.kernel.weight": "mlp_conv.kernel_projection.weight",
+}
+"""Our weights of the convolutions of a layer, and the tensors."""
+TABLES = ("candidate_selector.predecessor_codebook", "candidate_selector.successor_codebook")
 UNUSED = ("t2d", "verifier_lm_head.weight", "verifier_norm.weight")
 """Tensors that say nothing about drafting: a mask of the draft tokens, and parts of the target."""
 
@@ -48,9 +59,12 @@ ONE_ONLY = {
     "logit_scale": "its logits are scaled",
 }
 """Settings that must be 1 if they are given, and what another value means."""
+SCALES = ("input_embedding_scale", "output_multiplier", "final_logit_softcapping")
+"""Settings that DFlash2 computes with, if they are in `dflash_config`."""
 SETTINGS = {
     "mask_token_id", "target_layer_ids", "causal", "use_swa", "swa_window_size", "block_size",
     "attention_sink_bias", "sample_from_anchor", "projector_type", *ONE_ONLY, *FALSE_ONLY,
+    "conv_kernel_size", "conv_group_size", "selector_rank", "selector_top_k",
 }  # fmt: skip
 """Known names in `dflash_config`; another one belongs to a newer layout."""
 
@@ -60,6 +74,7 @@ class PublishedBlock:
     """A draft model as read from disk; it may still need the head of its target."""
 
     trained: Trained  # without a head where the target's is meant
+    selector: Selector | None  # of DFlash2
 
     def on(self, target: Any) -> Trained:
         """The complete drafter for a target; raises if it was made for another one."""
@@ -79,10 +94,10 @@ def load(folder: Path) -> PublishedBlock:
     """Read the draft model in a folder; raises for one that cannot be read as DFlash."""
     described = description_of(folder)
     kind = kind_of(folder, described)
-    if kind != KIND:
+    if kind not in KINDS:
         refuse(folder, kind, "a DFlash draft model")
     tensors = {name.removeprefix("model."): v for name, v in tensors_of(folder).items()}
-    files = Files(folder, described, tensors)
+    files = Files(folder, described, tensors, is_second=kind == SECOND)
     files.check_settings()
     design = files.design()
     verifier = (described.get("speculators_config") or {}).get("verifier") or {}
@@ -94,21 +109,25 @@ def load(folder: Path) -> PublishedBlock:
         (),
     )
     tokens, embedding = files.tokens(design.num_tokens), files.embedding(design)
-    return PublishedBlock(Trained(design, about, tokens, files.weights(design), embedding))
+    trained = Trained(design, about, tokens, files.weights(design), embedding)
+    return PublishedBlock(trained, files.selector(design) if files.is_second else None)
 
 
+@dataclass
 class Files(PublishedFiles):
     """The config.json and the tensors of a draft model."""
 
     noun = "DFlash draft model"
     inside = "dflash_config"
+    is_second: bool = field(kw_only=True)  # DFlash2
 
     def check_settings(self) -> None:
         """Refuse a draft model that computes something other than our network."""
         self._check_version()
-        self._check_off(FALSE_ONLY)
+        served = {name for name in SCALES if self.is_second and name in self.more}
+        self._check_off({name: means for name, means in FALSE_ONLY.items() if name not in served})
         for name, means in ONE_ONLY.items():
-            if self.switch(name) not in (None, 1):
+            if name not in served and self.switch(name) not in (None, 1):
                 raise self._unserved(f"{means} ({name})")
         if self.switch("projector_type") not in (None, "linear"):
             raise self._unserved(f"it fuses states by {self.switch('projector_type')!r:.40}")
@@ -128,17 +147,48 @@ class Files(PublishedFiles):
             num_tokens=self.switch("draft_vocab_size") or config.vocab_size,
             state_norm="none",
             num_layers=config.num_hidden_layers,
-            block_size=self._whole("block_size", 2, 1024),
+            block_size=self._whole("block_size", 2, MOST_BLOCK),
             mask_token=self._whole("mask_token_id", 0, config.vocab_size - 1),
             anchor_guesses=bool(self.switch("sample_from_anchor")),
+            **self._of_second() if self.is_second else {},
         )
+
+    def _of_second(self) -> dict[str, Any]:
+        """The sizes and switches that `BlockDesign` has for DFlash2 alone."""
+        width, size = self.config.hidden_size, self._whole("block_size", 2, MOST_BLOCK)
+        group = self._whole("conv_group_size", 1, width)
+        if width % group:
+            wrong = f"conv_group_size does not divide hidden_size, {width}."
+            raise self._broken(wrong, group)
+        return {
+            "conv_taps": self._whole("conv_kernel_size", 1, size),
+            "conv_group": group,
+            "selector_rank": self._whole("selector_rank", 1, MOST_SIZE),
+            "embedding_scale": self._number("input_embedding_scale") or 1.0,
+        }
+
+    def selector(self, design: BlockDesign) -> Selector:
+        """The tables and settings of the selector."""
+        size, multiplier = self.config.vocab_size, self._number("output_multiplier") or 1.0
+        if design.num_tokens != size:
+            raise self._unserved(f"its selector knows {size} tokens, its head {design.num_tokens}")
+        cap = self._number("final_logit_softcapping")
+        if cap and multiplier != 1:  # vLLM caps before it multiplies, SGLang after
+            raise self._unserved("engines differ in what output_multiplier does to capped logits")
+        for name in TABLES:
+            if name not in self.tensors:
+                raise self._broken("Tensors that config.json promises are not in the files.", name)
+            self._check_shape(name, (size, design.selector_rank))
+            self._check_finite(name)
+        before, after = (self.tensors[name] for name in TABLES)
+        return Selector(before, after, self._whole("selector_top_k", 1, size), multiplier, cap)
 
     def weights(self, design: BlockDesign) -> dict[str, NDArray[np.float32]]:
         """The tensors under the names of `BlockNetwork.state_dict`."""
         expected = pieces(design)
         if "lm_head.weight" not in self.tensors:
             del expected["head.weight"]
-        return self._taken(expected, design.shapes, UNUSED)
+        return self._taken(expected, design.shapes, UNUSED + TABLES * self.is_second)
 
     def _layers(self) -> tuple[int, ...]:
         """The target's layers that the draft model reads, each as the number of layers before the
@@ -160,6 +210,15 @@ class Files(PublishedFiles):
             raise self._broken(wrong, f"{value!r:.60}")
         return int(value)
 
+    def _number(self, name: str) -> float | None:
+        """A setting in `dflash_config` that must be a positive number; None if it is off."""
+        value = self.more.get(name)
+        if value is None or value is False or value == 0:
+            return None
+        if type(value) not in (int, float) or not 0 < value < np.inf:
+            raise self._broken(f"{name} is no positive number.", f"{value!r:.60}")
+        return float(value)
+
 
 def pieces(design: BlockDesign) -> dict[str, list[tuple[str, int]]]:
     """For each of our weights, the published tensors that it is made of, and their numbers of
@@ -168,6 +227,9 @@ def pieces(design: BlockDesign) -> dict[str, list[tuple[str, int]]]:
     rows = {"qkv": (inner, shared, shared), "gate_up": (design.mlp_size, design.mlp_size)}
     made: dict[str, list[tuple[str, int]]] = {}
     for ours, shape in design.shapes.items():
+        if conv := next((name for name in CONVS if ours.endswith(name)), None):
+            made[ours] = [(ours.replace(conv, CONVS[conv]), shape[0])]
+            continue
         stem, _, kind = ours.rpartition(".")
         layer, _, part = stem.rpartition(".")
         theirs = (LAYER | LATER)[part] if layer else (ENDS[part],)

@@ -1,18 +1,24 @@
-"""A drafter that makes all guesses of a round in one pass of a small network
-(DFlash or our own)."""
+"""A drafter that makes all guesses of a round in one pass of a small network (DFlash, DFlash2 or
+our own)."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from forerun.drafters.block.dflash import KIND, PublishedBlock
+from forerun.base.arrays import HostArray
+from forerun.drafters.block.dflash import KIND, KINDS, PublishedBlock
 from forerun.drafters.block.dflash import load as load_published
 from forerun.drafters.folders import description_of, find, kind_of, refuse
+from forerun.drafters.heads.few_racers import Node
 from forerun.drafters.heads.files import Trained, load
 from forerun.drafters.heads.fitting import check
+from forerun.drafters.heads.listening import Listening
+from forerun.drafters.heads.runner import Logits
 from forerun.drafters.one_pass import OnePass
 from forerun.models.base import CpuPass
+from forerun.trees.tree import ROOT
 
 
 class Block(OnePass):
@@ -20,6 +26,9 @@ class Block(OnePass):
 
     source: a folder that `forerun train --kind block` wrote, or one with a DFlash draft model, or
     the name of either on the Hugging Face hub.
+
+    With a selector (DFlash2) a guess depends on the one before it: the tables of the places are
+    walked, by the target's race where its noise is shared.
 
     It makes no guesses in a request's first round, in which the target reads the prompt.
     """
@@ -30,6 +39,7 @@ class Block(OnePass):
         is_published = isinstance(self.source, PublishedBlock)
         self.name = f"{KIND if is_published else 'block'}:{source}"
         trained = self.source.trained if isinstance(self.source, PublishedBlock) else self.source
+        self.selector = self.source.selector if isinstance(self.source, PublishedBlock) else None
         design: Any = trained.design
         self.design = design
         self.tokens = trained.tokens  # (Vd,): the target's ids
@@ -39,12 +49,24 @@ class Block(OnePass):
     def fit(self, target: Any) -> Any:
         return runner_for(self.source, target)
 
+    def children_of(
+        self, state: Listening, begun: Logits, level: int, nodes: Sequence[Node], rows: list[int]
+    ) -> tuple[HostArray, Logits, Sequence[int]]:
+        if self.selector is None:
+            return super().children_of(state, begun, level, nodes, rows)
+        previous = [
+            growth.text.tokens[-1] if node == ROOT else growth.tokens[node]
+            for growth, node in nodes
+        ]
+        tokens, logits = self.selector.candidates(begun[:, level], rows, previous)
+        return tokens, logits, range(len(nodes))
+
 
 def _load(source: str | Path) -> Trained | PublishedBlock:
     """Load our own or a published drafter, depending on what the folder holds."""
     folder = find(source)
     kind = kind_of(folder, description_of(folder))
-    if kind == KIND:
+    if kind in KINDS:
         return load_published(folder)
     if kind != "block":
         refuse(folder, kind, "a block drafter that Forerun trained, or a DFlash draft model")
@@ -58,7 +80,8 @@ def runner_for(source: Trained | PublishedBlock, target: Any) -> Any:
     check(trained.target, target)
     design: Any = trained.design
     own = trained.embedding
-    if isinstance(target, CpuPass):  # needs no torch
+    is_lean = isinstance(target, CpuPass)
+    if is_lean and not design.conv_taps:  # needs no torch
         from forerun.drafters.block.lean_runner import LeanBlockRunner
 
         subject: Any = target
@@ -70,7 +93,7 @@ def runner_for(source: Trained | PublishedBlock, target: Any) -> Any:
     from forerun.drafters.block.torch_runner import TorchBlockRunner
     from forerun.drafters.heads.network import embedding_of
 
-    table = embedding_of(target.model)
+    table = torch.from_numpy(target.embedding) if is_lean else embedding_of(target.model)
     network = BlockNetwork(design).to(table.device, table.dtype)
     network.load_state_dict({name: torch.from_numpy(w) for name, w in trained.weights.items()})
     return TorchBlockRunner(network, table if own is None else torch.from_numpy(own).to(table))

@@ -164,6 +164,11 @@ class BlockDesign(Design):
     block_size: int = 8  # entries of a pass: the newest token of the text, then masks
     mask_token: int = 0  # the target's id whose embedding a mask has
     anchor_guesses: bool = True  # the newest token's own entry makes the first guess
+    # What follows differs in published networks only (`block/dflash.py`).
+    conv_taps: int = 0  # entries that a local convolution reads (DFlash2); 0: there is none
+    conv_group: int = 1  # channels that share the part of a coefficient that depends on the entry
+    selector_rank: int = 0  # values of an entry that a selector reads; 0: there is none
+    embedding_scale: float = 1.0  # of the embeddings of a block
 
     @property
     def num_guesses(self) -> int:
@@ -173,10 +178,15 @@ class BlockDesign(Design):
     @property
     def shapes(self) -> dict[str, tuple[int, ...]]:
         """The shapes of the network's weights, by their names in `BlockNetwork.state_dict`."""
-        shapes = dict(self._ends)
+        width, shapes = self.hidden_size, dict(self._ends)
+        inside = self._layer(width) | {"norm.weight": (width,)}
+        for name in ("conv_attention", "conv_mlp") if self.conv_taps else ():
+            inside[f"{name}.base"] = (2, self.conv_taps, width)
+            inside[f"{name}.kernel.weight"] = (2 * self.conv_taps * width // self.conv_group, width)
         for number in range(self.num_layers):
-            inside = self._layer(self.hidden_size) | {"norm.weight": (self.hidden_size,)}
             shapes |= {f"layers.{number}.{name}": shape for name, shape in inside.items()}
+        if self.selector_rank:
+            shapes["selector.weight"] = (self.selector_rank, width)
         return shapes
 
 

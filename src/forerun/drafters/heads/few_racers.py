@@ -40,8 +40,9 @@ def grow(
 
     logits: (M, Vd). rows: (N,), each node's row of logits; nodes with the same row belong to one
     draft.
-    draft_tokens: (Vd,), the target's ids of the draft vocabulary.
+    draft_tokens: the target's ids of the draft vocabulary (Vd,), or those of each row (M, Vd).
     """
+    is_shared = draft_tokens.ndim == 1
     few: list[int] = []
     forks = []
     for index, (growth, node) in enumerate(nodes):
@@ -49,7 +50,7 @@ def grow(
             few.append(index)
             continue
         wide = np.full(vocab_size, -np.inf, np.float32)
-        wide[draft_tokens] = logits[rows[index]]
+        wide[draft_tokens if is_shared else draft_tokens[rows[index]]] = logits[rows[index]]
         parent = fork(growth, node, wide, vocab_size, shared_noise=shared_noise)
         forks += [parent] if parent else []
     if few:
@@ -68,14 +69,14 @@ def _grow_from_few(
     places = [growth.places_after(node) for growth, node in nodes]
     used = {row: growth for row, (growth, _) in zip(rows, nodes, strict=True)}
     number = {row: index for index, row in enumerate(used)}
-    growths, laws = list(used.values()), logits
+    growths, laws, ids = list(used.values()), logits, draft_tokens
     if len(used) < len(logits) or len(used) < len(nodes):
-        laws = logits[list(used)]
+        laws, ids = logits[list(used)], ids if ids.ndim == 1 else ids[list(used)]
     if all(growth.turn.sampling.temperature == 0 for growth in growths):
         columns, shares = _likeliest(laws, max(map(len, places)))
     else:
-        columns, shares = _first_arrivals(growths, laws, draft_tokens)
-    tokens, chances = draft_tokens[columns].tolist(), shares.tolist()
+        columns, shares = _first_arrivals(growths, laws, ids)
+    tokens, chances = _named(ids, columns).tolist(), shares.tolist()
     for (growth, node), row, free_places in zip(nodes, rows, places, strict=True):
         at = number[row]
         for place, token, share in zip(free_places, tokens[at], chances[at], strict=False):
@@ -122,13 +123,19 @@ def _first_arrivals(
     with np.errstate(over="ignore"):  # a tiny temperature gives exp(-inf) for all but the best
         law = np.exp((racers - racers[:, :1]) / np.where(is_greedy, 1.0, temperatures))
     law = np.where(is_greedy, law, _truncated(law, samplings))
-    noise = exponentials(
-        XP, _key(tuple(turn.seed for turn in turns)), positions, draft_tokens[columns]
-    )
+    ids = _named(draft_tokens, columns)
+    noise = exponentials(XP, _key(tuple(turn.seed for turn in turns)), positions, ids)
     speed = law / np.where(is_greedy, 1.0, noise)
     order = np.argsort(-speed, axis=1, kind="stable")
     shares = speed / speed.sum(axis=1, keepdims=True)
     return np.take_along_axis(columns, order, axis=1), np.take_along_axis(shares, order, axis=1)
+
+
+def _named(draft_tokens: HostArray, columns: HostArray) -> HostArray:
+    """The target's ids (N, C) of columns (N, C) of tokens (Vd,), or of each row's own (N, Vd)."""
+    if draft_tokens.ndim == 1:
+        return draft_tokens[columns]
+    return np.take_along_axis(draft_tokens, columns, axis=1)
 
 
 def _truncated(law: HostArray, samplings: Sequence[Sampling]) -> HostArray:
