@@ -355,6 +355,15 @@ def test_copies_of_the_embedding_and_later_layers_are_left_alone(tmp_path, capsy
         np.testing.assert_array_equal(found.weights[name], values)
 
 
+def test_a_later_layer_does_not_take_the_place_of_the_first(tmp_path):
+    layer = Layer("deepseek")
+    layer.tensors = {n.replace(".5.", ".6."): v for n, v in layer.tensors.items()}
+    with pytest.raises(
+        InputError, match=r"MTP layer model.layers.6.\* and not the first, model.*5"
+    ):
+        MTP(layer.save(tmp_path))
+
+
 def test_a_target_whose_files_are_not_known_is_refused_without_asking_the_hub(monkeypatch) -> None:
     target = SimpleNamespace(name="nobody/has-this")
     monkeypatch.setattr("socket.socket.connect", lambda *_: pytest.fail("it asked the network"))

@@ -263,8 +263,11 @@ def test_acceptance_far_from_the_usual_is_told_everywhere(
         metrics.judged(f"usual-{number}", "suffix, match, sampled", [answer_of(usual)])
     assert metrics.summary()["acceptance_alarm"] is None
     assert caplog.records == []
+    odd = answer_of(garbled)
     for number in range(3):
-        metrics.judged(f"odd-{number}", "suffix, match, sampled", [answer_of(garbled)])
+        metrics.judged(f"odd-{number}", "suffix, match, sampled", [odd])
+    assert odd.stats.unusual_acceptance == odd.stats.to_dict()["unusual_acceptance"] == "low"
+    assert usual.unusual_acceptance is None
     assert metrics.summary()["acceptance_alarm"] == "low"
     told = values(metrics)
     assert told["acceptance_unusual_total[low]"] == 3

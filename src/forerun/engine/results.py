@@ -20,6 +20,8 @@ class Fate(Enum):
 SHOWN = 60
 """Characters of a text, or tokens without one, that `repr` shows."""
 
+Direction = Literal["low", "high"]
+
 LogprobsOf = Literal["model", "sampling"]
 """Whose log-probabilities are reported: the model's own, before temperature and everything else, or
 those of the distribution that tokens were sampled from, in which greedy decoding gives 0 and
@@ -106,6 +108,8 @@ class Stats:
     """The reason why few tokens were drafted, under draft_length="auto"."""
     notes: list[str] = field(default_factory=list)
     """Sentences about options without effect, failures of the drafter, and the like."""
+    unusual_acceptance: Direction | None = None
+    """On a server: whether acceptance was far lower or far higher than that of earlier answers."""
 
     def __repr__(self) -> str:
         """The most important counts in one line; the fields have the rest."""
@@ -195,6 +199,7 @@ class Stats:
             "seconds": vars(self.seconds),
             "compiling": self.compiling,
             "notes": self.notes,
+            "unusual_acceptance": self.unusual_acceptance,
         }
 
 

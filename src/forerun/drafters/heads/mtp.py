@@ -42,6 +42,7 @@ class Layout:
     begins_with_feature: bool = False  # the joined vector; else with the embedding
     reads_normed: Sequence[bool] = (True, False)  # the target's states after its final norm
     norms_output: Sequence[bool] = (True, False)  # its own output goes on after its norm
+    counts_on: bool = False  # its number is that after the model's last layer
 
     def numbers(self, names: Iterable[str]) -> list[int]:
         """The layers of which there is a tensor, in their order."""
@@ -70,7 +71,7 @@ DEEPSEEK = ("enorm", "hnorm", "eh_proj", "shared_head.norm")
 QWEN = ("pre_fc_norm_embedding", "pre_fc_norm_hidden", "fc", "norm")
 MIMO = ("token_layernorm", "hidden_layernorm", "input_proj", "final_layernorm")
 LAYOUTS = (
-    Layout("model.layers.{}.", "model.layers.{}.", DEEPSEEK),  # DeepSeek-V3, GLM-4.5
+    Layout("model.layers.{}.", "model.layers.{}.", DEEPSEEK, counts_on=True),  # and GLM-4.5
     Layout("mtp.", "mtp.layers.{}.", QWEN, reads_normed=(True,), norms_output=(True,)),
     Layout("model.mtp_layers.{}.", "model.mtp_layers.{}.", MIMO, begins_with_feature=True),
     Layout("mtp_layers.{}.", "mtp_layers.{}.", MIMO, norms_output=(True,)),  # `speculators`
@@ -223,12 +224,26 @@ def _first(folder: Path, settings: Mapping[str, Any], names: set[str]) -> tuple[
         if len(numbers) > 1:
             notice(f"{folder} has {len(numbers)} MTP layers; the first makes all guesses")
         if numbers:
+            _check_first(folder, settings, layout, numbers[0])
             return layout, numbers[0]
     promised = next((name for name in PROMISES if settings.get(name)), None)
     wrong = "No MTP layer is in the files."
     if promised:
         wrong = f"config.json promises an MTP layer ({promised}), but no file has its tensors: "
         wrong += "they were left out of this copy."
+    cure = "Use the repository of the model's makers, or another drafter."
+    raise InputError(explain(wrong, repr(str(folder)), cure))
+
+
+def _check_first(folder: Path, settings: Mapping[str, Any], layout: Layout, number: int) -> None:
+    """Refuse files whose first MTP layer is not there, though a later one is. Layers count from 0,
+    or go on from those of the model."""
+    begins = (0, settings.get("num_hidden_layers")) if layout.counts_on else (0,)
+    if number in begins:
+        return
+    name = layout.around.format(begins[-1])
+    wrong = f"The files have the MTP layer {layout.around.format(number)}* and not the first, "
+    wrong += f"{name}*: it was left out of this copy."
     cure = "Use the repository of the model's makers, or another drafter."
     raise InputError(explain(wrong, repr(str(folder)), cure))
 

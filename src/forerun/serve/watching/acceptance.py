@@ -14,7 +14,8 @@ from collections import deque
 from dataclasses import dataclass, field
 from math import exp, lgamma
 from statistics import fmean
-from typing import Literal
+
+from forerun.engine.results import Direction
 
 RARE = 5e-4
 LEAST_JUDGED = 16
@@ -31,7 +32,6 @@ MOST_COUNTED = 400
 """An answer with more judged guesses counts as if it had this many, to bound the cost of a sum."""
 MOST_KINDS = 32
 
-Direction = Literal["low", "high"]
 DIRECTIONS: tuple[Direction, ...] = ("low", "high")
 
 

@@ -255,13 +255,14 @@ class Metrics(Watcher):
         self._count_rounds(record, stats, record.num_rounds - record.num_before)
 
     def judged(self, request_id: str, kind: str, answers: Sequence[Generation]) -> None:
-        """Compare the acceptance of answers with the usual; log when it becomes unusual or usual
-        again."""
+        """Compare the acceptance of answers with the usual, and note it in their statistics. Log
+        when it becomes unusual or usual again."""
         before = self._acceptance.alarm
         for answer in answers:
             counts = answer.stats.reached_by_position, answer.stats.accepted_by_position
             judged, accepted = map(sum, counts)
             mark = self._acceptance.judge(kind, judged, accepted)
+            answer.stats.unusual_acceptance = mark
             if mark is not None:
                 self._families.unusual.labels(self._model, mark).inc()
                 say(
