@@ -41,7 +41,8 @@ from forerun.trees.tree import Tree
 
 XP = compat.array_namespace(np.empty(0))
 MOST_SIGMAS = 5.0
-"""Standard deviations that a frequency may be off; a correct drafter exceeds it with odds 6e-7."""
+"""The most standard deviations that a frequency may be off. A correct drafter exceeds this with a
+probability of 6e-7."""
 NUM_SEEDS = 300
 TREE = Tree.of_branching((2, 1))
 DRAFT_LENGTH = 5
@@ -207,7 +208,8 @@ class _Court:
                 _promise(texts[0] == texts[1], "changes no text under match", *texts)
 
     def bears_that_guesses_are_dropped(self) -> None:
-        """With draft_length="auto" the engine drops guesses that do not pay.
+        """Check that the text stays the same when the engine drops guesses that do not pay
+        (draft_length="auto").
 
         It may drop the end of a chain, or any tree node with its descendants.  The text must
         still equal that of plain decoding.
@@ -223,7 +225,7 @@ class _Court:
             _promise(texts[0] == texts[1], "bears that guesses are dropped", *texts)
 
     def survives_the_end_of_the_context(self) -> None:
-        """Texts that reach the end of the context end without an error."""
+        """Check that texts which reach the end of the context end without an error."""
         limit = self.target.max_context
         if limit is not None and limit <= 512:
             sampling = Sampling(seed=3, temperature=0.0)
@@ -233,7 +235,7 @@ class _Court:
             _promise(fine, "goes on to the end of the context", reasons, "context")
 
     def repeats_itself(self) -> None:
-        """Requests that are repeated with a fresh state get equal guesses."""
+        """Check that repeated requests get equal guesses from a fresh state."""
         for rule, length in (("match", 5), ("ratio", 5), ("match", "auto"), ("ratio", "auto")):
             how: dict[str, Any] = {"rule": rule, "draft_length": length}
             both = [self._run(sampling=Sampling(seed=5), **how)[1] for _ in range(2)]
@@ -241,7 +243,8 @@ class _Court:
             _promise(answers[0] == answers[1], "repeats itself", *answers)
 
     def keeps_requests_apart(self) -> None:
-        """Under a rule that needs the draft's law, a guess depends on its own request only.
+        """Check that under a rule that needs the draft's law, a guess depends only on its own
+        request.
 
         Another request with the same seed has seen the same coins.
         """
@@ -262,8 +265,8 @@ class _Court:
                     )
 
     def keeps_owners_apart(self) -> None:
-        """Nothing learned from one owner's requests serves another, who could tell by the time that
-        answers take."""
+        """Check that nothing learned from one owner's requests is used for another, who could
+        notice it by how fast answers come."""
         with timed_by(lambda: 0.0):
             for prompt in self.prompts:
                 alone, after = self._guesses_for("B", prompt), self._guesses_for("AB", prompt)
@@ -291,7 +294,8 @@ class _Court:
         return [record.answer for record in witness.seen]
 
     def draws_what_it_claims(self) -> None:
-        """First tokens of 300 seeds follow the claimed law, and not the target's noise."""
+        """Check that the first tokens for 300 seeds follow the claimed law, and are independent of
+        the target's noise."""
         samplings = [Sampling(seed=seed) for seed in range(NUM_SEEDS)]
         prompts = [self.prompts[0]] * NUM_SEEDS
         how: dict[str, Any] = {"sampling": samplings, "max_new_tokens": 2, "batch_size": 50}

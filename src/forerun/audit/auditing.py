@@ -35,14 +35,15 @@ LEVEL = LAW_LEVEL + OPTION_LEVEL
 SHARES = {"stops and limits": 0.1, "repeatability": 0.2, "options": 0.2}
 """The largest share of the budget that each check may spend; the check of the law has the rest."""
 FLOORS = {"stops and limits": 100, "repeatability": 310, "options": 300}
-"""What a check needs to be complete: of a small budget it has up to a quarter."""
+"""The tokens that a check needs to be complete. If its share of a small budget is less than this,
+it gets up to a quarter of the budget."""
 LEAST_BUDGET = 50
-"""Tokens below which no check could show anything."""
+"""The smallest budget, in tokens, with which any check could show anything."""
 JOURNAL = "journal.jsonl"
 """The name of the journal in the folder of an audit."""
 
 Progress = Callable[[str, int, int], None]
-"""p(check, tokens spent, budget)"""
+"""A function called as p(check, tokens spent, budget)."""
 
 
 @dataclass(frozen=True)

@@ -13,15 +13,17 @@ import numpy as np
 from forerun.base.arrays import HostArray
 
 Key = str
-"""What tells tokens apart: their text."""
+"""The identity of a token: its text."""
 TAIL: Key = "\0tail"
 """The bin of all tokens that are not listed."""
 UNREADABLE = "\ufffd"
-"""Stands for bytes that are no character: several tokens look alike."""
+"""The replacement character: it stands for bytes that are not valid text, so several tokens look
+alike."""
 LIKELY_ZERO = 1e-6
-"""A log-probability above minus this is taken for 0.0."""
+"""A log-probability less than this below 0 counts as 0."""
 ROUNDING = 2e-4
-"""The tail is what the others leave of 1, so it may be off by their rounding."""
+"""How far rounding may put the tail's probability off, which is 1 less the sum of all listed
+ones."""
 
 
 @dataclass(frozen=True)

@@ -27,23 +27,25 @@ from forerun.audit.prompts import Prompt
 from forerun.audit.questions import Question, RefusedError, Token
 
 LEAST_SLACK = 1e-3
-"""How far rounding is always allowed to move a ratio of chances."""
+"""The smallest change of a ratio of probabilities that is always attributed to rounding."""
 MOST_SLACK = 0.05
-"""How far it is allowed to, whatever was measured; beyond that nothing could be shown."""
+"""The largest change that is attributed to rounding, whatever was measured; with more, no fault
+could be shown."""
 NUM_ASKED_AGAIN = 4
-"""Laws that are asked for twice, to measure rounding."""
+"""The number of laws that are requested twice, to measure rounding."""
 FEWEST_TURNS = 2
-"""Texts of every prompt before one is preferred."""
+"""The number of texts that every prompt gets before the best one is used more often."""
 LONG_ENOUGH = 8
-"""Tokens of a text in which runs may be copied."""
+"""The fewest tokens of a text in which runs of copied tokens are looked for."""
 LEAST_HEARD = 64
-"""Tokens whose log-probabilities are compared, even where the law is rejected sooner."""
+"""The fewest tokens whose log-probabilities are compared, even if the law is rejected sooner."""
 MOST_SAMPLES = 400
-"""One-token samples that are drawn after a rejection, to tell what is wrong."""
+"""The most one-token samples that are drawn after a rejection, to find out its cause."""
 LOOSE = 1.05
-"""The sum of a law's bounds above which too little is known of it to bet."""
+"""If the upper bounds of a law's probabilities sum to more than this, too little is known of the
+law to bet on it."""
 LIKELY = 1e-3
-"""Rounding is judged by tokens at least so likely."""
+"""Only tokens at least this likely are used to measure rounding."""
 
 
 @dataclass
@@ -66,7 +68,7 @@ def _evidence(num_mechanisms: int = 1) -> Evidence:
 class LawCheck:
     """Tests the law until it is rejected or the budget is spent.
 
-    left_out: by name, the reason why a condition is not tested.
+    left_out: the names of the conditions that are not tested, each with the reason.
     """
 
     endpoint: Endpoint
@@ -169,8 +171,8 @@ class LawCheck:
     def _look(
         self, condition: Condition, prompt: Prompt, tokens: Sequence[Token], is_cut: bool
     ) -> None:
-        """Bet on every token of a text. An end that is not shown as a token counts as the least
-        informative one."""
+        """Bet on every token of a text. If the end of the text is not shown as a token, it counts
+        as the token that tells least."""
         text: list[Key] = [*prompt.pieces, *(token.text for token in tokens)]
         before: list[Bins] | None = None
         self._mechanisms.start()

@@ -14,13 +14,14 @@ from forerun.audit.findings import Finding, Status
 from forerun.audit.prompts import Prompt
 
 TOLERANCE = 0.1
-"""Nats by which rounding may move a log-probability: bfloat16 has steps of 1/16 near 16."""
+"""The most nats that rounding may move a log-probability by; bfloat16 has steps of 1/16 near 16."""
 GROSS = 0.5
-"""Nats that no rounding moves a log-probability by."""
+"""A difference, in nats, that rounding cannot cause."""
 LISTED = 1e-3
-"""Tokens less likely than this are not compared: the fewest bits are left for them."""
+"""Tokens less likely than this are not compared, because their log-probabilities have the fewest
+bits."""
 LIKELY = 0.05
-"""Tokens at least so likely are compared at the end of an audit."""
+"""At the end of an audit, only tokens at least this likely are compared."""
 
 
 def check_logprobs(heard: Sequence[Heard]) -> Finding:

@@ -20,9 +20,11 @@ from forerun.audit.prompts import Prompt
 from forerun.audit.questions import Question, RefusedError
 
 LEVEL = 0.003
-"""The share of the audit's 1% that this check has, in equal parts for every option."""
+"""The part of the audit's 1% significance level that this check has, divided equally among the
+options."""
 SURE = 0.01
-"""An option is said to work when a server that ignores it would look like this so rarely."""
+"""An option counts as honoured once the same answers would come from a server that ignores it with
+at most this probability."""
 MARGIN = 0.04
 """A token this close to the edge of a truncation, as a ratio, may fall on either side."""
 TRIED = (
@@ -33,15 +35,15 @@ TRIED = (
     Condition("presence_penalty", {"presence_penalty": 2.0}),
     Condition("frequency_penalty", {"frequency_penalty": 2.0}),
 )
-"""Beside these, a ban by logit_bias where tokens' ids are known."""
+"""The options to test; a ban by logit_bias is added if the ids of tokens are known."""
 LENGTH = Condition.length
-"""Tokens of a text."""
+"""The number of tokens of a text."""
 BAN = -100.0
-"""A bias after which no token comes, in the range that OpenAI's API has."""
+"""The lowest bias that OpenAI's API allows; it bans a token."""
 
 Laws = Callable[[Bins, Sequence[Key], Prompt], list[Bins]]
-"""Gives the law under each honest reading of an option, from the plain law, the tokens so far and
-the prompt."""
+"""A function that gives the law under each valid interpretation of an option, from the plain law,
+the tokens so far and the prompt."""
 
 
 @dataclass

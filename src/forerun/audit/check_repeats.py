@@ -18,14 +18,15 @@ from forerun.audit.prompts import COPYING, Prompt
 from forerun.audit.questions import Answer, Choice, Chunk, Question, RefusedError, Token
 
 LENGTH = 16
-"""Tokens of an answer."""
+"""The number of tokens of an answer."""
 NUM_OTHERS = 5
-"""Requests that are made at the same time, for load."""
+"""The number of other requests made at the same time, as load."""
 SEED = 18
 COINCIDENCE = -9.2
-"""The log-probability of a text that two samples hardly ever share."""
+"""A text with a log-probability below this hardly ever comes twice by chance."""
 NEAR = 0.1
-"""Nats within which two tokens may change places by rounding."""
+"""If the log-probabilities of two tokens differ by at most this many nats, rounding may swap
+them."""
 
 
 @dataclass(frozen=True)
@@ -95,9 +96,8 @@ def greedily(endpoint: Endpoint) -> dict[str, Any]:
 class Repeats:
     """One question asked in several situations.
 
-    name: "seeded" or "greedy".
-    options: those that should make its text always the same.
-    answers: by situation.
+    name: "seeded" or "greedy". options: the request options, with which the text should always be
+    the same. answers: the answers by situation.
     """
 
     endpoint: Endpoint

@@ -14,9 +14,9 @@ from forerun.audit.prompts import COPYING
 from forerun.audit.questions import Answer, Question, RefusedError, Token
 
 LENGTH = 16
-"""Tokens of the answer that is not cut."""
+"""The number of tokens of the uncut answer."""
 LIMITS = (1, 2, 3, 5, 8)
-"""Values of max_tokens that are tried."""
+"""The values of max_tokens that are tried."""
 
 
 @dataclass
@@ -33,8 +33,7 @@ class StopCheck:
     num_compared: int = 0
 
     def run(self) -> Finding:
-        """Request the whole text, then the same with limits and with stop strings that occur in
-        it."""
+        """Request the whole text, then texts cut by limits and by stop strings that occur in it."""
         question = Question(COPYING.text, LENGTH, options=greedily(self.endpoint))
         try:
             whole = self.endpoint.ask("stop/whole", question)

@@ -21,14 +21,15 @@ from forerun.audit.prompts import Prompt
 from forerun.base.arrays import HostArray
 
 SURELY_OUT = 1e-6
-"""The most that a token may have which an option excludes, so that seeing one can be counted."""
+"""The upper bound given to the probability of a token that an option excludes, so that the token
+can be bet on if it comes nevertheless."""
 MANY = 1e6
-"""How often a token may have been said, where nothing is known of it."""
+"""The most times that a token may have occurred before, if nothing is known about it."""
 BET_ON_OUT = 1e-3
-"""What bets put on all excluded tokens together."""
+"""The total probability that bets give to all excluded tokens."""
 SHORT = 4
-"""Tokens of texts under options: short ones begin alike more often, so that fewer laws have to be
-asked for, and what comes at a place is learned sooner."""
+"""The length, in tokens, of texts with options. Short texts begin alike more often, so fewer laws
+have to be requested, and the tokens that come at a place are learned sooner."""
 
 
 @dataclass(frozen=True)
@@ -81,7 +82,8 @@ CONDITIONS = (
     Condition("top_p 0.7", {"top_p": 0.7}, SHORT),
     Condition("penalties", {"presence_penalty": 0.5, "frequency_penalty": 1.0}),
 )
-"""One option at a time, since servers differ in the order in which they apply several."""
+"""The conditions that are tested. Each has only one option, since servers differ in the order in
+which they apply several."""
 
 
 def changed(

@@ -20,10 +20,9 @@ from forerun.base.errors import explain
 class Dialect:
     """The format in which one endpoint is asked.
 
-    route: "completions" or "chat".
-    prefill: extra fields with which a chat continues the assistant's last message; None if it
-    cannot.
-    num_top: the most likeliest tokens that it reports.
+    route: "completions" or "chat". prefill: extra fields with which a chat continues the
+    assistant's last message; None if it cannot. num_top: the largest number of likeliest tokens
+    that it reports.
     """
 
     route: str
@@ -184,7 +183,8 @@ def _text(choice: Mapping[str, Any]) -> str:
 
 
 def _tokens(choice: Mapping[str, Any]) -> tuple[Token, ...] | None:
-    """The tokens of a choice with log-probabilities, in either format; None if there are none."""
+    """The tokens of a choice with their log-probabilities, in either format; None if these are not
+    reported."""
     told = choice.get("logprobs")
     if not told:
         return None

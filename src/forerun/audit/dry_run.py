@@ -15,7 +15,7 @@ from forerun.audit.prompts import COPYING, prompts
 from forerun.audit.questions import Question
 
 CHARACTERS = 4
-"""The characters of a token, about."""
+"""The approximate number of characters in a token."""
 
 
 @dataclass(frozen=True)

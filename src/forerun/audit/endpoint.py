@@ -17,7 +17,7 @@ from forerun.audit.wire import Call, EndpointError, Raw
 from forerun.base.errors import explain
 
 PLAIN: Mapping[str, Any] = {"temperature": 1.0, "top_p": 1.0}
-"""The options of the law that is the reference."""
+"""The options of plain requests, whose law is the reference."""
 NEUTRAL: Mapping[str, Any] = {
     "min_p": 0.0,
     "top_k": 0,
@@ -26,7 +26,8 @@ NEUTRAL: Mapping[str, Any] = {
     "repetition_penalty": 1.0,
     "repeat_penalty": 1.0,
 }
-"""Options that some servers have defaults for; each is sent where it is not refused."""
+"""Neutral values of options that some servers set by default; each is sent unless the endpoint
+refuses it."""
 
 
 @dataclass

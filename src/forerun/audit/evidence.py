@@ -35,7 +35,7 @@ TILTS = (-1.6, -0.8, -0.4, -0.2, 0.2, 0.4, 0.8, 1.6)
 LEARNED = (0.5, 1.0)
 """Learning experts: each tilts all features by this share of the tilts fitted to earlier tokens."""
 RIDGE = 10.0
-"""What the tokens so far suggest is shrunk as if this many more had shown nothing."""
+"""Shrinks the tilts of the learning experts, as if this many more tokens had shown no fault."""
 STEEPEST = 2.0
 """The most that learning experts tilt by, in log-odds."""
 MIXTURES = (0.05, 0.2, 0.5)
@@ -43,21 +43,23 @@ MIXTURES = (0.05, 0.2, 0.5)
 BELIEFS = (0.3, 0.8)
 """Simulating experts: the share of the law that a known mechanism would have."""
 LEAST_BET = 1e-5
-"""What every expert bets on a token at least, so that none is ruined by one of stated chance 0."""
+"""The least probability that every expert gives to a token, so that no expert is ruined by a token
+whose stated probability is 0."""
 STRENGTHS = (4.0, 25.0)
-"""Counting experts: how often a token came in such places over how often it should have, each with
-so many that came as they should."""
+"""Counting experts compare how often a token came at such places with how often it should have.
+Each adds one of these numbers to both counts, so that a few tokens change little."""
 POOLED = 0.5
 """The share of wealth that the pool starts with; the conditions have equal parts of the rest."""
 LEAST_SPENT = 24
-"""Tokens that are spent on every condition, and every prompt, before one is preferred."""
+"""The tokens to spend on every condition, and on every prompt, before one is preferred."""
 HOPED, BEGUN = 1.0, 100.0
-"""What conditions and prompts have credit for in advance: nats, and tokens spent on them."""
+"""Every condition and prompt is credited in advance with this many nats won and this many tokens
+spent."""
 
 
 @dataclass(frozen=True)
 class View:
-    """What is known about a place in a text before its token is known.
+    """The facts about a place in a text that are known before its token is.
 
     table: features (B, F).
     sorts: the kinds of place it belongs to, which are counted separately.
@@ -124,7 +126,7 @@ class Evidence:
         return float(self._wealth.max())
 
     def best_bet_on(self, sort: Hashable) -> float:
-        """The log-wealth that the best expert won at places of this first kind; a hint like
+        """The log-wealth that the best expert has won at places of this kind; a hint like
         `best_bet`."""
         return float(self._won[sort].max()) if sort in self._won else 0.0
 
@@ -235,14 +237,15 @@ class Wealth:
         """
 
         def promise(condition: Condition) -> float:
-            """The log-wealth that one more token under a condition may win."""
+            """The log-wealth that one more token under a condition is expected to win."""
             hint = min(evidence.best_bet for evidence in self.parts[condition.name])
             return promising(hint, self.spent_under(condition.name))
 
         return max(conditions, key=promise)
 
     def next_prompt(self, condition: Condition, prompts: Sequence[Prompt]) -> Prompt:
-        """The prompt for the next text under a condition, chosen in the same way."""
+        """The prompt for the next text under a condition: the one on which the best bet has won
+        most per token spent."""
         (evidence, *_) = self.parts[condition.name]
 
         def promise(prompt: Prompt) -> float:

@@ -1,4 +1,5 @@
-"""Features of the tokens at a place, on which experts bet; known before the token itself.
+"""Computes the features on which experts bet: facts about a place in a text that are known before
+its token is.
 
 A server whose speculation is biased favours the tokens that it drafted, or avoids them. Drafts
 cannot be seen from outside, but two guesses come close: what an n-gram drafter would guess, and the
@@ -29,13 +30,14 @@ NAMES = (
     "the copied token, where it has half or more",
     "the likeliest token, at the end of a text",
 )
-"""The features in the order of the table's columns."""
+"""The names of the features, in the order of the table's columns."""
 RARE = 0.1
 UNLIKELY = 1e-3
 HALF = 0.5
-"""Chances below which a token is rare or as good as impossible, and from which it is sure."""
+"""A token is rare below the first of these probabilities, practically impossible below the second,
+and counts as likely from the third on."""
 LONGEST = 4
-"""Tokens before a place that a copy may follow, at most."""
+"""The most preceding tokens that are compared to find the place that a copy would continue."""
 
 
 def features(

@@ -61,7 +61,7 @@ class Report:
     is_speculating: bool | None
     """Whether the endpoint speculates; None where that is not known."""
     speculation: str
-    """How that is known."""
+    """How it is known whether the endpoint speculates."""
     level: float
     settings: Mapping[str, Any]
     num_requests: int
@@ -119,7 +119,7 @@ MARKS = {
     Status.UNCLEAR: "?",
     Status.UNKNOWN: "?",
 }
-"""How a status looks at the beginning of a line."""
+"""The mark with which a line begins, for each status."""
 WIDTH = 100
 LEGEND = (
     "law: whether text follows the distribution of one-token requests for the same places.  "

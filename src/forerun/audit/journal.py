@@ -16,7 +16,7 @@ from forerun.audit.wire import Call, Raw, Transport
 from forerun.base.errors import InputError, explain
 
 RECORD = {"name", "sent", "status", "body", "headers", "events", "seconds"}
-"""What a line of the journal says, but for the first, which has the settings."""
+"""The fields of every line of the journal except the first, which holds the settings."""
 
 
 class Journal:

@@ -14,11 +14,12 @@ from forerun.audit.findings import Finding, Status
 from forerun.base.arrays import HostArray
 
 MISS = 0.05
-"""The chance of not finding the smallest bias that a test says it would find."""
+"""The chance that a test misses the smallest bias which it claims it would find."""
 Z_MISS = 1.645
-"""The quantile of the normal law that belongs to MISS."""
+"""The quantile of the normal distribution for the probability 1 - MISS."""
 OVERHEAD = math.log(5 * 80)
-"""What the right expert pays for starting with its share of the wealth."""
+"""The nats that the right expert must win first, because it starts with only a share of the
+wealth."""
 
 
 def interval(differences: Sequence[float], level: float) -> tuple[float, float]:
@@ -93,11 +94,12 @@ def _nats(law: HostArray, theta: float) -> float:
 
 
 LEVEL = 0.006
-"""The share of the audit's 1% that this check has."""
+"""The part of the audit's 1% significance level that this check has."""
 SUSPECT = 0.01
-"""A level at which one-token samples are taken to differ from the log-probabilities told."""
+"""The level at which one-token samples count as contradicting the log-probabilities reported for
+them."""
 NEVER = "several options at once, other penalties, grammars, tools"
-"""What no audit tests."""
+"""Things that no audit tests, in words for the report."""
 
 
 @dataclass(frozen=True)

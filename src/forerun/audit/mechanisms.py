@@ -24,12 +24,14 @@ from forerun.audit.features import copied, run_of
 from forerun.base.arrays import HostArray
 
 Drafts = Callable[[Bins, Sequence[Key], int], Sequence[Key | None]]
-"""What might be drafted at a place: given its law and the text up to there, one token or more."""
+"""A function that gives the tokens which might be drafted at a place, from its law, the text and
+the place: one token or more."""
 Box = tuple[float, float]
-"""Two coins succeed if they fall below these; of one coin, the second is 1."""
+"""The thresholds of a slot's two coins, both of which must fall below theirs. If there is only one
+coin, the second threshold is 1."""
 
 USUAL = 0.5
-"""The first value of the running mean of guesses' chances, which stands in for unknown guesses."""
+"""The initial value of the running mean of guesses' probabilities, which replaces unknown ones."""
 
 
 @dataclass

@@ -17,17 +17,18 @@ from forerun.audit.wire import Call, EndpointError
 from forerun.base.errors import InputError, explain
 
 FEWER_TOP = (NUM_TOP, 10, 5, 1)
-"""How many likeliest tokens are asked for, until a server allows it."""
+"""The numbers of likeliest tokens to ask for, one after another, until the server allows it."""
 PREFILLS: tuple[dict[str, Any], ...] = (
     {},
     {"continue_final_message": True, "add_generation_prompt": False},
 )
-"""Options that may make a server continue a message, in the order of trial: none, then vLLM's."""
+"""Options that may make a server continue a message, in the order in which they are tried: none,
+then vLLM's."""
 
 
 @dataclass(frozen=True)
 class Meeting:
-    """What was found out about an endpoint.
+    """The facts found out about an endpoint.
 
     model: the name to use in requests.
     has_logprobs: whether it reports those of the likeliest tokens.

@@ -33,9 +33,9 @@ ALPHABETS = (
     ("Flips of a fair coin, heads or tails:", " heads", " tails"),
     ("Rock, paper, scissors, at random:", " rock", " paper", " scissors"),
 )
-"""What each prompt says first, and the words that are drawn for it."""
+"""The introduction of each prompt, and the words that are drawn for it."""
 NUM_PIECES = 24
-"""Words of a prompt: enough that most pairs of them have come before."""
+"""The number of words in a prompt: enough that most pairs of words have occurred before."""
 
 
 def prompts(seed: int = 0) -> list[Prompt]:
@@ -54,4 +54,5 @@ COPYING = Prompt(
         " one two three four five six seven eight nine ten".replace(" ", "\0 ").split("\0")[1:] * 3
     ),
 )
-"""A text that nearly everybody continues alike: long runs of accepted drafts, at temperature 0."""
+"""A prompt that nearly every model continues in the same way, so that long runs of drafts are
+accepted at temperature 0."""

@@ -10,7 +10,7 @@ from forerun.audit.bins import Key
 from forerun.base.errors import ForerunError
 
 NUM_TOP = 20
-"""How many of the likeliest tokens are asked for: the most that OpenAI's chat route gives."""
+"""The number of likeliest tokens to request: the most that OpenAI's chat route allows."""
 
 
 @dataclass(frozen=True)

@@ -19,19 +19,20 @@ COUNTERS = re.compile(
     r"(?:\{[^}]*\})?\s+(?P<value>[0-9.eE+-]+)",
     re.MULTILINE,
 )
-"""vLLM's names, which llama.cpp and forerun use under prefixes of their own; SGLang's counter."""
+"""Matches counters of speculation on a metrics page. llama.cpp and forerun use vLLM's names with
+their own prefixes; SGLang has a name of its own."""
 GAUGE = re.compile(
     r"^sglang:spec_accept_length(?:\{[^}]*\})?\s+(?P<value>[0-9.eE+-]+)", re.MULTILINE
 )
-"""SGLang's mean number of accepted tokens."""
+"""Matches SGLang's gauge of the mean number of accepted tokens."""
 KNOWN = re.compile(r"^(?:vllm|llamacpp|sglang|forerun):", re.MULTILINE)
-"""Servers that count speculation if they speculate."""
+"""Matches metrics of servers that count speculation whenever they speculate."""
 TOLD = ("drafted", "draft_n", "spec_verify_ct", "num_draft_tokens", "accepted_prediction_tokens",
         "accepted_draft_tokens_count", "draft_tokens")  # fmt: skip
-"""Fields of answers that count drafted or accepted tokens: forerun, llama.cpp, SGLang, vLLM,
-OpenAI, LM Studio."""
+"""Fields of answers that count drafted or accepted tokens, from forerun, llama.cpp, SGLang, vLLM,
+OpenAI and LM Studio."""
 RUN_GAP = 0.1
-"""Chunks that follow within this part of the usual time belong to one run."""
+"""A chunk belongs to a run if it follows within this fraction of the usual time between chunks."""
 
 
 @dataclass(frozen=True)

@@ -25,7 +25,8 @@ BUSY = (429, 503, 529)
 """Statuses of an endpoint that asks to be called again later."""
 FIRST_WAIT = 1.0
 LONGEST_WAIT = 60.0
-"""Seconds between two tries of one call: first, and at most, doubled in between."""
+"""The seconds to wait before a call is repeated: `FIRST_WAIT` at first, then doubled each time up
+to `LONGEST_WAIT`."""
 
 
 class EndpointError(ForerunError, RuntimeError):

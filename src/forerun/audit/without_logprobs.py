@@ -28,11 +28,12 @@ from forerun.audit.questions import Question
 from forerun.base.arrays import HostArray
 
 LENGTH = 8
-"""Tokens of each text of a pair."""
+"""The number of tokens in each text of a pair."""
 STAKES = (-0.6, -0.3, -0.1, 0.1, 0.3, 0.6)
-"""Parts of the wealth that are bet on a difference, for and against."""
+"""The fractions of the wealth that are bet on a difference of scores; negative ones bet on the
+opposite sign."""
 SCORES = ("copies", "says again", "different words")
-"""What the texts of a pair are compared by."""
+"""The scores by which the two texts of a pair are compared."""
 
 
 def check_law_by_pairs(endpoint: Endpoint, prompts: Sequence[Prompt]) -> Finding:

@@ -32,7 +32,8 @@ class Path:
     options: list[int] = field(default_factory=list)
 
     def ask(self, num_options: int) -> int:
-        """Answer the next question; beyond the scripted answers, with its first option."""
+        """Return the answer to the next question. After the end of the script, that is always the
+        question's first option."""
         index = len(self.options)
         if index == len(self.script):
             self.script.append(0)
@@ -58,11 +59,11 @@ def every_path(run: Callable[[Path], Result]) -> Iterator[Result]:
 
 
 Span = tuple[float, float]
-"""The numbers low <= u < high that a uniform is known to be one of."""
+"""The interval low <= u < high in which a uniform random number u is known to lie."""
 WHOLE: Span = (0.0, 1.0)
-"""The span of a number of which nothing is known."""
+"""The interval of a random number about which nothing is known."""
 Memory = tuple[tuple[Address, Span], ...]
-"""Facts about numbers that a later round may meet again, in the order of addresses."""
+"""The known intervals of random numbers that a later round may use again, sorted by address."""
 
 
 def edges(weights: Array) -> Array:
@@ -167,7 +168,8 @@ class BranchingNoise:
         return max((address.position for address in self._spans), default=-1)
 
     def remembered(self, row: int, first: int) -> Memory:
-        """What is known in a row about random numbers that a round starting at `first` may use."""
+        """The facts known in a row about random numbers that a round starting at `first` may
+        use."""
         known = (
             (address, (float(low[row]), float(high[row])))
             for address, (low, high) in self._spans.items()
@@ -180,8 +182,9 @@ class BranchingNoise:
         return Address(purpose, *self.addressing(purpose, self.first, slot))
 
     def _meet(self, address: Address, uncertain: Array) -> tuple[Array, Array]:
-        """The interval (low, high) in which a number is known to lie, by row. Records its address
-        if it was used before; uncertain (B,) says in which rows it matters."""
+        """Return the interval (low, high) in which a number is known to lie, for each row. If the
+        number was used before and matters in some row (`uncertain`, (B,)), its address is added to
+        `reused`."""
         fresh = self._fresh
         low, high = self._spans.get(address, fresh)
         if low is fresh[0] and high is fresh[1] and address.position >= self.first:

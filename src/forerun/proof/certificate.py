@@ -10,7 +10,8 @@ from typing import Any
 FINE_BIAS = 0.02
 """A certificate that would not catch a bias this small says how many samples would."""
 CONSTANT_BIAS = 1e-8
-"""Below it a bias is no rule's, but that of a constant that keeps a denominator above 0."""
+"""A bias below this cannot come from a rule itself; it comes from a small constant that keeps a
+denominator above 0."""
 
 
 @dataclass(frozen=True)
@@ -44,9 +45,9 @@ class Certificate:
     reason: str = ""
     """Why the outcomes of a function could not be listed."""
     scope: str = ""
-    """What the cases cover."""
+    """A description of what the cases cover."""
     called: str = ""
-    """How a function with a signature of its own was called."""
+    """How the function was called, if it has a signature of its own."""
     rounding: str = ""
     """The number format whose rounding explains the remaining bias."""
 

@@ -47,12 +47,12 @@ LABELS = {
     "without_replacement": "no replacement",
     "greedy_plus_one": "greedy + 1",
 }
-"""How a case drawn in another way than its plain one is called."""
+"""The words that are added to a case's name for each way of drawing other than the plain one."""
 HOW = (
     "f(draft_tokens, draft_probs, target_probs, rng) with arrays (K,), (K, V) and (K + 1, V); on "
     "trees the tree is a fifth argument"
 )
-"""How a function is called, for errors."""
+"""The signature that a tested function should have, for error messages."""
 FIRST = 2.0  # seconds before anything is shown
 REFRESH = 0.5  # seconds between two states of the line on a terminal
 QUICK = (
@@ -219,7 +219,7 @@ class _OfFunction:
 
     @property
     def _reason(self) -> str:
-        """Why the first such case could not be followed; empty if all were."""
+        """The reason why the first case could not be followed; empty if all cases could be."""
         return next(iter(self.reasons.values()), "")
 
     def _followed(self, following: Following) -> dict[str, Finding]:
@@ -349,7 +349,7 @@ def doubt(rule: Rule) -> None:
     cases = [case for case in every if case.name in QUICK]
     try:
         found = certify(rule, cases=cases, progress=silent)
-    except Exception:  # what it cannot do shows, with the right error, when it decides
+    except Exception:  # its use will raise the right error
         return
     if not found.lossless:
         warn(

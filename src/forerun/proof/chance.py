@@ -19,13 +19,15 @@ from forerun.proof.branches import CannotEnumerate, Path
 from forerun.proof.unknown import ROUNDING, Unknown, numbers
 
 MANY = 1000
-"""A question with more answers than this is not followed answer by answer."""
+"""A question with more possible answers than this is not followed."""
 
 MANY_QUESTIONS = 150
-"""A round that asks more questions than this does not end on every path: a loop until success."""
+"""A round that asks more questions than this is given up: it probably contains a loop that runs
+until it succeeds."""
 
 REAL = np.random.default_rng(0)
-"""Asked first, so that it checks the arguments; its numbers are not used."""
+"""A real generator that is called first, so that it checks the arguments; its numbers are not
+used."""
 
 FORMATS = {24: "float32", 11: "float16", 8: "bfloat16"}
 """Number formats by the bits of their significands."""

@@ -29,11 +29,12 @@ OLD_NAMES: dict[str, Callable[..., Any]] = {
 """Functions of numpy.random that a Generator has under another name."""
 
 Answer = Callable[..., Any]
-"""Replaces a function that draws; called with a chance, the real function and its arguments."""
+"""A function that replaces one that draws. It receives the `Chance`, the real function and the
+function's arguments."""
 TORCHS = ("manual_seed", "seed", "Generator")
-"""Names of Torch that make or seed a generator, none of which can be followed."""
+"""Names of Torch that make or seed a generator. Code that uses them cannot be followed."""
 PYTHONS = ("random", "uniform", "choices", "choice", "randint", "sample", "shuffle", "seed")
-"""Functions of Python's `random` that are watched."""
+"""Functions of Python's `random` that are watched while outcomes are followed."""
 
 
 class Elsewhere:

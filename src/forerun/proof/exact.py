@@ -22,14 +22,15 @@ from forerun.proof.law import Emission, Prefix, Shape, Step, joint, target_law
 from forerun.proof.rounds import Drafted, DrawnAs, InvalidEmission, Round, Verifying
 
 EXACT_LIMIT = 1e-12
-"""The bias that rounding in float64 explains."""
+"""The largest bias that rounding in float64 can explain."""
 NEGLIGIBLE = 1e-13  # code may fail where rounding alone leads it; that its mass is missing counts
 FAILED: Prefix = (-1,)
-"""Stands for whatever is emitted where the code emitted nonsense."""
+"""Stands for the emission of a round in which the tested code returned something invalid."""
 MAX_PATHS = 200_000
-"""Outcomes of a round beyond which a case is sampled."""
+"""The most outcomes of a round that are followed; a case with more is sampled."""
 REPEATED_PATHS = 32
-"""Paths that are run twice, to see whether the code draws from somewhere else."""
+"""The number of paths that are run twice, to find out whether the code draws random numbers from
+elsewhere."""
 
 
 @dataclass

@@ -34,16 +34,17 @@ Prefix = tuple[int, ...]
 Model = Callable[[Prefix], HostArray]
 """The next token's probabilities (V,) after a prefix."""
 Emission = Mapping[tuple[Prefix, Memory], float]
-"""The tokens a round emits, with what is then known of later rounds' numbers, and how likely."""
+"""The possible results of a round with their probabilities. A result is the emitted tokens,
+together with what is then known about numbers that later rounds may use."""
 Shape = int | Tree
 """The shape of a draft: K tokens in a chain, or a tree."""
 Shapes = Shape | Callable[[Prefix], Shape]
 """The shape of every round's draft, fixed or as a function of what has been emitted."""
 Step = Callable[[Sequence[Prefix], Shape, Memory], Sequence[Emission]]
-"""The law of a round's emission after each of several prefixes of one length, with a draft of that
-shape."""
+"""A function that computes, for several prefixes of one length, the law of the next round's
+emission, given the shape of the draft and what is known about random numbers."""
 MAX_ROWS = 2**12
-"""Drafts that are followed at once."""
+"""The most drafts that are followed at once."""
 
 
 @shown_by('fr.law("ratio", target_probs, draft_probs)')
@@ -219,7 +220,7 @@ class Drafted:
     laws: tuple[HostArray, ...]
     chance: float
     known: Mapping[Address, Span]
-    """Where the numbers lie that drew it, or drew earlier drafts."""
+    """The intervals of the random numbers that drew this draft or earlier ones."""
 
     def followed(self, law: HostArray, address: Address) -> Iterator[Drafted]:
         """Yield the drafts with one more token, drawn from law (V,) by the number at an address."""
@@ -237,7 +238,7 @@ class Drafted:
                 yield Drafted((*self.tokens, token), laws, self.chance * float(share), known)
 
     def remembered(self, first: int) -> Memory:
-        """What is known about random numbers that a round starting at `first` may use."""
+        """The facts known about random numbers that a round starting at `first` may use."""
         return tuple(sorted(item for item in self.known.items() if item[0].position >= first))
 
 

@@ -51,7 +51,7 @@ from forerun.rules.block import Block
 from forerun.trees.sibling_laws import Children
 
 LONG_TO_FOLLOW = ("good drafter", "longer draft")
-"""Cases that take half a minute, because numbers recur over several rounds."""
+"""Cases that take half a minute, because random numbers are used again over several rounds."""
 
 
 @dataclass(frozen=True)

@@ -21,7 +21,7 @@ from forerun.proof.rounds import Drafted, InvalidEmission, Verifier, checked
 
 POSITIONAL = (Parameter.POSITIONAL_ONLY, Parameter.POSITIONAL_OR_KEYWORD)
 PROMPT = 0
-"""The one id before the text, for loops that need a prompt."""
+"""The single token id that stands before the text, for loops that need a prompt."""
 
 
 def as_verifier(function: Callable[..., Any]) -> tuple[Verifier, str]:
@@ -65,7 +65,7 @@ class Loop:
     extend: Callable[[Model, Model, int, int], Any]
 
     def drafted(self, case: Case, prefix: Prefix, shape: Shape, rng: Any) -> Drafted:
-        """Only the number of tokens to draft; the loop draws them itself."""
+        """Return only the number of tokens to draft, because the loop draws them itself."""
         return (shape,)
 
     def emitted(self, case: Case, prefix: Prefix, drafted: Drafted, rng: Any) -> Prefix:

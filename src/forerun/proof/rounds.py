@@ -54,7 +54,7 @@ class DrawnAs:
 
 
 draw_plainly = DrawnAs(Children.INDEPENDENT)
-"""Each token from its row, after the tokens before it; the rows are reported as they are."""
+"""Draws each token from its row, given the tokens before it, and reports the rows unchanged."""
 
 
 class InvalidEmission(Exception):

@@ -27,12 +27,12 @@ from forerun.proof.law import Prefix, target_law
 from forerun.proof.rounds import InvalidEmission, Round, shape_of
 
 FALSE_ALARM = 1e-6
-"""The chance that a right function is rejected, in each case."""
+"""The probability, in each case, that a correct function is rejected."""
 MISS = 1e-3
-"""The chance that a bias which should be caught is not."""
+"""The probability that a bias which should be caught is missed."""
 SECONDS = 15.0  # of sampling, where nobody says how many texts
 SIZES = (1_000, 2_000, 5_000, 10_000, 20_000, 50_000, 100_000, 1_000_000)
-"""Texts per case that may be chosen, if time allows."""
+"""The numbers of texts per case to choose from; the largest that fits the time is used."""
 TRIED = 50  # texts of each case by which the time is foreseen
 
 
@@ -53,7 +53,7 @@ class Budget:
 
 
 def budgets(code: Round, cases: Sequence[Case], seed: int) -> list[Budget]:
-    """For several numbers of texts, the bias that each detects, and its estimated time."""
+    """For several numbers of texts: the smallest bias that each detects, and how long it takes."""
     rng = np.random.default_rng(seed)
     start = now()
     with kept_as_they_are(seed), suppress(InvalidEmission):
@@ -72,8 +72,8 @@ def affordable(every: Sequence[Budget]) -> Budget:
 
 
 def limits(num_cells: int, samples: int) -> tuple[float, float]:
-    """The largest distance that chance explains, and by how much more a bias must exceed it to be
-    detected."""
+    """Return two distances from the target's law: the largest that chance explains, and the
+    additional distance from which on a bias is detected."""
     spread = num_cells * math.log(2) + math.log(1 / FALSE_ALARM)
     return math.sqrt(spread / (2 * samples)), math.sqrt(math.log(1 / MISS) / (2 * samples))
 

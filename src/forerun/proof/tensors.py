@@ -70,13 +70,13 @@ MOVING = _words(
     "detach contiguous transpose t permute flip repeat gather index_select take narrow select "
     "split chunk unbind movedim swapaxes ravel broadcast_to tile"
 )
-"""Functions whose first tensor is moved about; their other arguments say where to."""
+"""Functions that move the entries of their first tensor; their other arguments say where to."""
 JOINING = _words("cat concat concatenate stack hstack vstack")
-"""Functions that put several tensors into one."""
+"""Functions that join several tensors into one."""
 CASTING = _words("to float double half bfloat16 type type_as long int cpu cuda")
-"""Functions that change the format of numbers, or where they are."""
+"""Functions that change the number format or the device of a tensor."""
 READING = _words("item tolist int index bool float numpy array")
-"""Functions that look at the numbers themselves."""
+"""Functions that read the numbers themselves."""
 UNSEEN = _words(
     "randn randn_like normal normal_ randperm poisson log_normal_ cauchy_ geometric_ random_ "
     "dropout randint_like rrelu"
@@ -86,7 +86,7 @@ SEEN = _words(
     "get size dim numel nelement ndimension element_size is_floating_point is_complex stride "
     "storage_offset is_contiguous get_device hash repr len"
 )
-"""What may be asked of a tensor without looking into it: its shape, type and place."""
+"""Functions that ask only for a tensor's shape, type or place, and never look at its numbers."""
 BITS = {torch.float64: 53, torch.float32: 24, torch.float16: 11, torch.bfloat16: 8}
 """Bits of the significands of Torch's formats."""
 

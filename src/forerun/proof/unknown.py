@@ -32,7 +32,7 @@ OPERATORS: dict[Any, Callable[..., Any]] = {
     np.divide: operator.truediv,
     np.negative: operator.neg,
 }
-"""What NumPy may do with an unknown number."""
+"""The functions of NumPy that accept an unknown number, each with the operator that replaces it."""
 
 ROUNDING = 1e-15
 """Chances this close to 0 or 1 are rounding errors; their paths are not followed."""
@@ -42,7 +42,7 @@ OPPOSITE = {
     "time": "minus time",
     "log time": "minus log time",
 } | {"minus uniform": "uniform", "minus time": "time", "minus log time": "log time"}
-"""Forms of a number and of minus that number."""
+"""For each form of a number, the form of minus that number."""
 
 FIRST_ARRIVAL = {
     "argmin": ("time", "log time"),
@@ -52,7 +52,7 @@ FIRST_ARRIVAL = {
 
 NEVER = {"time": math.inf, "log time": math.inf, "minus time": -math.inf}
 NEVER |= {"minus log time": -math.inf, "speed": 0.0}
-"""The number of an option of rate 0."""
+"""For each form, the number of an option with rate 0, which never wins."""
 
 
 @dataclass(frozen=True)
