@@ -18,7 +18,7 @@ from forerun.sampling.options import Sampling
 
 GREEDY = Sampling(temperature=0.0)
 MOST = (1 << 31) - 1
-"""The largest count of anything: devices keep some of these in 32 bits."""
+"""The largest value of any count, because devices keep some counts in 32 bits."""
 OPTIONAL = ("draft_length", "logprobs")
 LEAST = {"draft_length": 0, "logprobs": 0, "batch_size": 1, "max_batch": 1, "max_waiting": 0}
 
@@ -79,7 +79,7 @@ def check_counts(draft_length: DraftLength, **counts: int | None) -> None:
 
 
 def check_choice(name: str, value: object, choices: Sequence[str]) -> None:
-    """Refuse a value that is none of the choices."""
+    """Refuse a value that is not one of the choices."""
     if value not in choices:
         cure = f"Use {' or '.join(map(repr, choices))}."
         raise InputError(explain(f"{name} is not known.", shown(value), cure))
@@ -103,7 +103,7 @@ def _check_sampling(value: Any) -> None:
 
 
 def _check_limit(value: Any) -> None:
-    """Refuse a max_new_tokens that is no whole number, or too small or large."""
+    """Refuse a max_new_tokens that is not a whole number, or is too small or too large."""
     if not isinstance(value, int | np.integer):
         is_whole = isinstance(value, float) and value.is_integer()
         like = f": {value:.0f}" if is_whole else ", or one for each prompt"

@@ -31,19 +31,20 @@ from forerun.rules.base import Rule
 
 HARMLESS = "The text is not affected."
 MOST_FAILURES = 3
-"""Failures after which a drafter is not asked again."""
+"""After this many failures, a drafter is not asked again."""
 
 
 MOST_STATES = 256
-"""Hidden states of a row that are kept for a drafter that is not asked: some kilobytes each."""
+"""The most hidden states of a row (some kilobytes each) that are kept while its drafter is not
+asked."""
 
 LOST = object()
-"""Stands for a drafter's state that has to be made afresh."""
+"""Stands in for a drafter's state that was discarded and has to be made again."""
 
 
 @dataclass
 class Untold:
-    """News of a row that the drafter has not received yet."""
+    """The rounds of one row that have not been reported to the drafter yet."""
 
     tokens: list[int] = field(default_factory=list)  # added to the text
     states: list[Any] = field(default_factory=list)  # of each round, (N, F), where it reads them
@@ -63,7 +64,7 @@ class Drafting:
         self.drafter = drafter
         self.target = target
         self.rule = rule
-        self.layers: tuple[int, ...] = ()  # whose hidden states it is told, once it has started
+        self.layers: tuple[int, ...] = ()  # whose hidden states it receives; known after its start
         self.abandoned: set[int] = set()  # rows that are done without until they are released
         self.note: str | None = None  # why there are no drafts any more
         self._state: Any = LOST
@@ -96,7 +97,7 @@ class Drafting:
 
     @property
     def name(self) -> str:
-        """The name of the drafter, for notes and errors."""
+        """The drafter's name, for notes and errors."""
         return shown(getattr(self.drafter, "name", type(self.drafter).__name__), str)
 
     @property
@@ -196,7 +197,7 @@ class Drafting:
         added: Sequence[Sequence[int]],
         processed: Callable[[int], tuple[Any, int]],
     ) -> None:
-        """Save the news of a round in which the drafter was asked for nothing.
+        """Save the report on a round in which the drafter was asked for nothing, to give it later.
 
         added: tokens that each text has gained.
         processed: returns, for a row, the hidden states that the drafter reads

@@ -30,7 +30,8 @@ from forerun.rules.types import DraftLength
 from forerun.trees.tree import ROOT, Tree
 
 PAUSE, PATIENCE = 0.005, 60.0
-"""Seconds between checks whether other engines have freed memory, and seconds until giving up."""
+"""Seconds between checks whether other engines have freed memory, and seconds after which to give
+up."""
 
 
 class Engine:

@@ -12,9 +12,9 @@ from collections import deque
 from dataclasses import dataclass, field
 
 MOST_WAITED = 0.08
-"""Seconds that prompts wait for one another."""
+"""The most seconds that prompts wait for one another."""
 LATELY = 1.0
-"""Seconds in which came what is expected to come from now on."""
+"""The arrivals within this many seconds before now show how many to expect in the future."""
 
 
 @dataclass

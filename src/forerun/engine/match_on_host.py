@@ -21,7 +21,8 @@ from forerun.rules.base import CounterNoise
 from forerun.sampling.options import Law
 
 AHEAD = 16
-"""Positions whose noise is drawn at once: a call costs hardly more than for one."""
+"""The number of positions whose noise is drawn at once, because that takes hardly longer than for
+one."""
 
 
 @dataclass(frozen=True)
@@ -29,7 +30,8 @@ class TargetNoise(CounterNoise):
     """The noise of a round, with a cache of noise drawn ahead for later rounds."""
 
     drawn: dict[int, tuple[int, HostArray, HostArray]] = field(default_factory=dict)
-    """By row: the first drawn position, and the block minima from there on, (AHEAD, num_blocks)."""
+    """For each row, the first position whose noise was drawn ahead, and for AHEAD positions from
+    there on the minimum of each block and the lane that has it, both (AHEAD, num_blocks)."""
     row_race: Callable[[Law, tuple[Any, Any], int], int] | None = None
     """A faster race, if the target has one: takes a law, the words of a seed, and a position."""
 

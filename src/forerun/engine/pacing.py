@@ -27,8 +27,9 @@ from typing import Any
 from forerun.base.errors import InputError, explain, wrong_type
 
 SLOWDOWN = 4.0
-"""Times a usual round that a round with part of a prompt may take, unless an operator says more or
-less: most requests are served in time, by `benchmarks/serve.py --slowdowns`."""
+"""A round with part of a prompt may take this many times as long as a usual one, unless an operator
+chooses otherwise. With this value most requests are served in time, as measured by
+`benchmarks/serve.py --slowdowns`."""
 
 ALIKE = 1.25  # times as many rows, or fewer, that a usual round may have to count as one
 FIRST = 2  # tokens of the first part, before anything was measured
@@ -54,11 +55,13 @@ class Pacing:
 
     slowdown: float = SLOWDOWN
     usual: deque[tuple[int, float]] = field(default_factory=lambda: deque(maxlen=NUM_USUAL))
-    """Rows being answered in the latest rounds without a part, and the seconds of those."""
+    """For the latest rounds without part of a prompt: the number of rows being answered, and the
+    round's seconds."""
     parts: deque[tuple[int, float, int]] = field(default_factory=lambda: deque(maxlen=NUM_PARTS))
-    """Rows being answered in the latest rounds with a part, their seconds, the part's tokens."""
+    """For the latest rounds with part of a prompt: the number of rows being answered, the round's
+    seconds, and the tokens of the part."""
     alone: deque[float] = field(default_factory=lambda: deque(maxlen=NUM_PARTS))
-    """Seconds per token of the latest rounds in which nobody was answered."""
+    """Seconds per token in the latest rounds in which no request was being answered."""
     num_since_usual: int = 0
 
     def num_tokens(self, num_answered: int, room: int | None = None) -> int:

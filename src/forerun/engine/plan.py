@@ -130,7 +130,7 @@ class DraftLimits(NamedTuple):
 
 @dataclass(frozen=True)
 class DraftPlan:
-    """Whom to ask for drafts in a round, and the prices that decide which guesses are scored."""
+    """The requests to draft for in a round, and the prices that decide which guesses are scored."""
 
     limits: Sequence[DraftLimits | None] = ()  # (A,), None: not asked about that span; or empty
     tariff: Tariff | None = None  # None: all guesses are scored

@@ -21,7 +21,7 @@ from forerun.rules.types import Drawn
 from forerun.trees.tree import ROOT, Tree
 
 SHAPES = "a shape known before, like Tree.of_branching((2, 2)) or --tree 2,2"
-"""What is asked of trees under rules with coins."""
+"""The trees that rules with coins accept, as a phrase for error messages."""
 XP = compat.array_namespace(np.empty(0))
 
 

@@ -14,7 +14,7 @@ from typing import Generic, Protocol, TypeVar
 from forerun.base.errors import InputError, explain
 
 MOST_PLACES = 256
-"""Places that are kept however few wait, old ones included."""
+"""The heap may always hold this many entries, outdated ones included, however few requests wait."""
 
 
 class Waiting(Protocol):

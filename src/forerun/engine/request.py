@@ -19,7 +19,8 @@ from forerun.engine.text import TextStream, token_text
 from forerun.sampling.options import Bans, Law, Sampling, law
 
 Report = Callable[[int, int], TokenLogprob]
-"""Returns the log-probability of a token, and those of this many of the likeliest in its place."""
+"""A function (token, count) that returns the token's log-probability and those of the `count`
+likeliest tokens at that position."""
 
 
 class Status(Enum):
@@ -128,9 +129,9 @@ class Request:
     ) -> int:
         """Append a round's tokens up to where plain decoding would have stopped.
 
-        refused: guesses were offered for the place of the last token, and none was accepted.
-        reports: one per token, if log-probabilities are wanted.
-        Returns how many tokens were kept.
+        refused: whether there were guesses for the position of the last token, none of which was
+        accepted. reports: one per token, if log-probabilities are wanted. Returns how many tokens
+        were kept.
         """
         last = Fate.CORRECTION if refused else Fate.BONUS
         for slot, token in enumerate(tokens):

@@ -18,18 +18,18 @@ class Fate(Enum):
 
 
 SHOWN = 60
-"""Characters of a text, or tokens without one, that `repr` shows."""
+"""The number of characters of a text that `repr` shows, or of tokens if there is no text."""
 
 Direction = Literal["low", "high"]
 
 LogprobsOf = Literal["model", "sampling"]
-"""Whose log-probabilities are reported: the model's own, before temperature and everything else, or
+"""Which log-probabilities are reported: the model's own, before temperature and everything else, or
 those of the distribution that tokens were sampled from, in which greedy decoding gives 0 and
 -infinity."""
 
 
 NOTHING_DRAFTED = "nothing was drafted: no drafter, draft length 0, or no guess to make"
-"""Why there is no acceptance rate, where the draft policy gives no other reason."""
+"""The reason why there is no acceptance rate, unless the draft policy gives another one."""
 
 
 @dataclass(frozen=True)
@@ -73,37 +73,39 @@ class Stats:
     """
 
     rounds: int = 0
-    """Rounds that the request took part in."""
+    """The number of rounds that the request took part in."""
     num_reused: int = 0
-    """Prompt tokens that were not computed but taken over from another row."""
+    """The number of prompt tokens that were copied from another row instead of computed."""
     preemptions: int = 0
-    """Times that the request left its row for want of room, and was read again."""
+    """How many times the request had to leave its row for lack of memory, so that its text was read
+    again later."""
     drafted: int = 0
-    """Guesses that were put before the rule."""
+    """The number of guesses that the rule judged."""
     accepted: int = 0
-    """Guesses that were accepted."""
+    """The number of guesses that were accepted."""
     emitted: int = 0
-    """Tokens of the text."""
+    """The number of tokens of the text."""
     reached_by_position: list[int] = field(default_factory=list)
-    """Times that each position of a draft was reached."""
+    """How often each position of a draft was reached."""
     accepted_by_position: list[int] = field(default_factory=list)
-    """Times that a guess was accepted at each position of a draft."""
+    """How often a guess was accepted at each position of a draft."""
     drafted_by_round: list[int] = field(default_factory=list)
-    """Guesses in each round."""
+    """The number of guesses in each round."""
     accepted_by_round: list[int] = field(default_factory=list)
-    """Accepted guesses in each round."""
+    """The number of accepted guesses in each round."""
     emitted_by_round: list[int] = field(default_factory=list)
-    """Tokens that each round added to the text."""
+    """The number of tokens that each round added to the text."""
     seconds_by_round: list[Seconds] = field(default_factory=list)
-    """Wall clock of each round, by stage."""
+    """The wall-clock time of each round, by stage."""
     seconds: Seconds = field(default_factory=Seconds)
-    """Wall clock of all rounds, by stage."""
+    """The wall-clock time of all rounds together, by stage."""
     compiling: float = 0.0
-    """Seconds of compiling in all rounds, which `seconds` does not include."""
+    """The seconds that all rounds spent compiling, which `seconds` does not include."""
     compared: tuple[float, float] = (0.0, 0.0)
-    """Seconds of plain decoding, as estimated, and of the rounds that were compared with it."""
+    """The seconds of the rounds that were compared with plain decoding: first what plain decoding
+    would have taken, as estimated, then what they took."""
     num_asked: int = 0
-    """Rounds in which the drafter was asked, under draft_length="auto"."""
+    """The number of rounds in which the drafter was asked, under draft_length="auto"."""
     why_few: str | None = None
     """The reason why few tokens were drafted, under draft_length="auto"."""
     notes: list[str] = field(default_factory=list)

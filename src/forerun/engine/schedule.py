@@ -18,13 +18,16 @@ from forerun.engine.request import Request, Status
 from forerun.engine.seats import Seats
 
 MOST_TOKENS = 4096
-"""Prompt tokens fed in one round at most: what a pass needs in memory grows with them."""
+"""The most prompt tokens fed in one round, because the memory that a pass needs grows with them."""
 OVERTAKEN = 3
-"""Times its own length that later prompts may be read before one is."""
+"""While a prompt waits, later prompts may be read first, up to this many times its own number of
+tokens."""
 PATIENCE = 32
-"""Rounds after which a request is tried again for which there was no room, unless a row is left."""
+"""If there was no room for a request, it is tried again after this many rounds, or as soon as a row
+is left."""
 MOST_PASSED_OVER = 64
-"""Requests that others overtake at most, because their beginning is just being read."""
+"""The most requests that others may overtake because the beginning of their text is just being read
+by another row."""
 
 Seated = tuple[int, Request]
 """A row and its request."""

@@ -1,4 +1,4 @@
-"""Which request has which row, and what rows still store of requests that have ended.
+"""Keeps track of which request has which row, and of the texts that free rows still store.
 
 A free row keeps its stored text until the memory is needed. If a new request begins like the text
 of any row, busy or free, it takes over that beginning and is fed only the rest. So the samples of
@@ -16,9 +16,10 @@ from forerun.engine.request import Request, Status
 from forerun.models.base import Bounded, LanguageModel, Prefixes, shared_prefix
 
 WORTH_TAKING = 16
-"""Shared tokens below which a request is simply fed: copying them gains nothing."""
+"""A request reuses another row's text only if they share at least this many tokens; copying fewer
+gains nothing."""
 FIRST = 64
-"""Tokens of an answer that there must be room for before a request enters a row."""
+"""A request enters a row only if there is room for this many tokens of its answer."""
 
 
 class Seats:

@@ -48,7 +48,8 @@ class Decision:
     room: int | None = None  # prompt tokens that the next round takes beside answers; None: any
     costs_drafts: bool = False  # rounds that read prompts have no drafts, and others have
     waiting: frozenset[int] = frozenset()
-    """The spans, by index, whose first token comes with the next round, which is on its way."""
+    """The indices of the spans whose first token comes only with the next round, which is already
+    running."""
 
     @property
     def drafts(self) -> Sequence[Proposal]:
@@ -127,7 +128,7 @@ class Stepwise:
     def _outcomes(
         self, plan: RoundPlan, decision: Decision, counts: Sequence[int]
     ) -> list[Outcome]:
-        """What the drafter is told about each row, including rows that only read."""
+        """The reports for the drafter about all rows, including rows that only read."""
         outcomes: list[Outcome] = []
         for index, (span, count) in enumerate(zip(plan.answering, counts, strict=True)):
             path, draft = decision.paths[index], decision.drafts[index]
@@ -233,7 +234,7 @@ class Executor(Protocol):
 
 
 class Setup(NamedTuple):
-    """What an executor needs to know of its engine."""
+    """The facts about an engine that its executor needs."""
 
     target: LanguageModel
     state: Any  # the rows of the target
@@ -244,7 +245,7 @@ class Setup(NamedTuple):
 
 
 ChooseExecutor = Callable[[Setup], Executor]
-"""Chooses who executes the plans of one engine."""
+"""A function that chooses the executor for the plans of one engine."""
 
 
 def step_by_step(setup: Setup) -> Executor:

@@ -91,7 +91,7 @@ class TextStream:
         self._ends: list[int] = []  # where in text the part of each token ends
         self._context = 0  # decoding starts here ...
         self._decoded = 0  # ... and text covers the tokens before this
-        self._unsure = ""  # what tokens after these show by now: perhaps a part of a character
+        self._unsure = ""  # text of the tokens after these; it may end inside a character
         self._released = 0  # how much of text has been handed out
 
     def push(self, token: int) -> bool:

@@ -68,7 +68,7 @@ NOWHERE = {
 OF_ENGINE = {
     name: name for name in ("drafter", "tree", "rule", "max_batch", "max_waiting", "slowdown")
 } | {"batch_size": "max_batch"}
-"""Options that all requests of an `AsyncEngine` share, and what it calls them."""
+"""Options that all requests of an `AsyncEngine` share, with their names there."""
 
 IN_SAMPLING = {field.name: field.name for field in fields(Sampling)} | {
     "num_return_sequences": "n",

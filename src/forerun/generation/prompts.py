@@ -20,7 +20,8 @@ OnePrompt = str | Sequence[int] | Sequence[Message]
 """A text, token ids, or a chat."""
 
 ManyPrompts = list[str] | tuple[str, ...] | Sequence[Sequence[int]] | Sequence[Sequence[Message]]
-"""Several of one kind, in types that tell them from one; a list may also mix the kinds."""
+"""Several prompts of one kind, in types that cannot be mistaken for a single prompt; a list may
+also mix the kinds."""
 
 
 def is_one(prompt: Any) -> bool:
@@ -219,12 +220,13 @@ def _tokenizer(model: LanguageModel, what: str) -> Any:
 
 
 USUAL = ("system", "developer", "user", "assistant", "tool", "function")
-"""Roles of OpenAI's API, of which templates know some."""
+"""The roles of OpenAI's API. Each template supports only some of them."""
 ALWAYS = ("user", "assistant")
-"""Roles that every template words; some leave out part of what an assistant said."""
+"""The roles that every template writes out, although some leave out part of what an assistant
+said."""
 MARK = "forerun7mark"  # a word that no template has, and that every way to quote leaves as it is
 COMPARED = re.compile(r"""role['"\]]*\s*(?:==|!=|in)\s*[(\[]?((?:\s*,?\s*['"]\w+['"])+)""")
-"""Where a template compares a role with names."""
+"""Matches the places where a template compares a role with names."""
 
 
 def check_roles(

@@ -14,7 +14,7 @@ from pathlib import Path
 
 LIST = "files.list"
 Listed = dict[str, tuple[list[int], str]]
-"""The stamp and the digest of each file, by name."""
+"""The stamp and the digest of each file of a folder, by the file's name."""
 
 
 def write_list(folder: Path) -> None:

@@ -31,7 +31,7 @@ MOST_AXES = 4
 SMALLEST_FIELD, SMALLEST_TENSOR = 14, 25  # bytes in the header, for a name of one letter
 NO_TOKEN = (None, -1, 0xFFFFFFFF)  # llama.cpp's -1, which some programs write without a sign
 SPLIT = {"no": 0, "count": 1}
-"""The fields that number the parts of a model, and what a whole file has."""
+"""The fields that number the parts of a model, and their values in a model that is not split."""
 LAYER = re.compile(r"blk\.(0|[1-9][0-9]*)\.(.+)")
 """The name of a tensor in a layer: the layer's number, and the rest."""
 SERVED = ("F32", "F16", "BF16", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q2_K", "Q3_K", "Q4_K",
@@ -40,7 +40,7 @@ SERVED = ("F32", "F16", "BF16", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q2_K", 
 
 
 class Tensor(NamedTuple):
-    """A tensor and where it lies."""
+    """A tensor in a file: its shape, its type, and the place of its data."""
 
     name: str
     shape: tuple[int, ...]  # the outermost axis first, as in NumPy and unlike GGUF

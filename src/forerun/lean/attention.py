@@ -38,7 +38,8 @@ POWERS = (
     0.0013398874445756748,
     0.00015353361821153282,
 )
-"""2**r on |r| <= 1/2 as a polynomial, to a relative error of 2e-9; the constant term is given."""
+"""The coefficients of a polynomial for 2**r on |r| <= 1/2, whose relative error is 2e-9. The
+constant term is fixed."""
 LOWEST = -125.0  # smaller exponents are raised to this, so that no power is subnormal
 
 Floats = NDArray[np.float32]
@@ -83,7 +84,8 @@ def values_at(heads: HeadShape, cache: Cache, layer: int, row: int, page: int, h
 
 
 def score_columns(num_pages: int, wide: int) -> int:
-    """Columns of memory for one query: the scores of all keys, the averages, and SPARE more.
+    """The number of float32 columns that one query needs: the scores of all keys, the averages, and
+    SPARE more.
 
     num_pages: pages of the longest row.  wide: the padded head size.  Only one spare column is
     used; the others keep rows of memory from lying a power of two apart, where they would compete
@@ -263,7 +265,7 @@ def average(
 def draw_together(scores: Floats, before: int, branch: Ints) -> None:
     """Move the scores of a branch right behind those of the text before it.
 
-    Sums over keys then run in the order in which they run for that text without a tree.
+    Sums over keys then have the same order as for the same text without a tree.
     """
     for i in range(len(branch)):
         scores[before + i] = scores[branch[i]]

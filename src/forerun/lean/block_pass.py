@@ -65,7 +65,7 @@ class BlockScratch(NamedTuple):
     qkv: Floats  # (tokens, heads * head size)
     queries: Floats  # (key heads, tokens * queries per key, head size)
     mixed: Floats  # (tokens, query heads * head size)
-    gathered: Floats  # the same, of entries
+    gathered: Floats  # those of entries
     hidden: Floats  # (entries, hidden)
     normed: Floats  # (entries, hidden)
     inner: Floats  # (entries, mlp size)
@@ -110,14 +110,15 @@ def num_items(stage: int, level: BlockLevel, w: BlockWeights, s: BlockScratch) -
 
 @inner
 def first_panel(level: BlockLevel, w: BlockWeights) -> Any:
-    """The first panel of queries, keys and values to compute; tokens of the text need no
-    queries."""
+    """The first panel of queries, keys and values to compute. If all tokens belong to the text, the
+    panels of queries are left out."""
     return 0 if len(level.plan.logit_tokens) else w.heads.queries * w.heads.size // LANES
 
 
 @inner
 def begin(w: BlockWeights, level: BlockLevel, s: BlockScratch, token: int) -> None:
-    """Norm the feature of a token of the text, or give an entry its embedding."""
+    """Begin with one token: norm its feature if it belongs to the text, or write its embedding if
+    it is an entry of a block."""
     number = level.plan.logit_of[token]
     if number < 0:
         normalise(s.features[token], w.norms[0], w.eps, s.features[token])
@@ -140,7 +141,7 @@ def run_stages(
     board: Board, w: BlockWeights, cache: Cache, s: BlockScratch, level: BlockLevel, work: Work,
     scores: Floats,
 ) -> None:  # fmt: skip
-    """Execute the stages of one pass, those of a layer for every layer."""
+    """Execute the stages of one pass. The stages of a layer are repeated for every layer."""
     m, num_layers = w.matrices, len(w.layer_norms)
     plan, num_entries = level.plan, len(level.plan.logit_tokens)
     for step in range(NUM_STAGES + PER_LAYER * (num_layers - 1)):

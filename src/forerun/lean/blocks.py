@@ -1,9 +1,10 @@
-"""Packs tensors as they lie in a file, GGUF's blocks and numbers of 16 bits, without float32.
+"""Packs tensors directly from the bytes of a file (GGUF's blocks, or 16-bit numbers), without
+converting them to float32.
 
-GGUF's types and what becomes of them.  Scales are the file's: a K-quant multiplies a float16 by a
-whole number of 6 or 8 bits, and a float32 holds the product exactly.
+GGUF's types become the formats below. The scales are those of the file: a K-quant multiplies a
+float16 by a whole number of 6 or 8 bits, and a float32 holds the product exactly.
 
-    Q4_0, Q4_1       BLOCK4            weight = d * q + m
+Q4_0, Q4_1       BLOCK4            weight = d * q + m
     Q5_0, Q8_0       BLOCK8            weight = d * q
     Q5_1, Q5_K       BLOCK5K           weight = d * q + m
     Q4_K             BLOCK4K           weight = d * q + m
@@ -69,7 +70,7 @@ Q4_0, Q4_1, Q5_0, Q5_1, Q8_0 = (
 Q2_K, Q3_K, Q4_K, Q5_K, Q6_K = (TYPES[f"Q{bits}_K"].number for bits in (2, 3, 4, 5, 6))
 ONES = np.uint32(0x01010101)
 LOW_FOUR, LOW_TWO = np.uint32(0x0F0F0F0F), np.uint32(0x03030303)
-"""Masks of the low bits of each byte of a word."""
+"""Masks for the low four bits and the low two bits of each byte of a word."""
 LEAST = 32  # the q of -32, of which 16 could overflow a sum of limbs (`limb_tile`)
 WORDS = 64  # in the largest unit
 MOST_HALF = np.float32(65520)  # and more becomes an infinite float16
@@ -87,7 +88,8 @@ class Raw(NamedTuple):
 
     @property
     def format(self) -> Format | None:
-        """The format in which its panels are kept; None where the values decide."""
+        """The format in which the panels of this matrix are kept; None if its values decide
+        that."""
         found = TYPES[self.type].format
         return found if BLOCKS_PAY or found in (Format.FLOAT16, Format.BFLOAT16) else None
 
@@ -103,8 +105,8 @@ class Raw(NamedTuple):
         return self.shape[0] * self.row_bytes
 
     def read(self, begin: int, end: int) -> Bytes:
-        """The bytes (rows, bytes of a row) of rows `begin` to `end`, in the order in which they are
-        used."""
+        """Read the bytes (rows, bytes of a row) of rows `begin` to `end`, in the order in which
+        rows are used."""
         if self.heads and (begin, end) != (0, self.shape[0]):
             return self.read(0, self.shape[0])[begin:end]
         found = np.empty((end - begin, self.row_bytes), np.uint8)
@@ -195,13 +197,14 @@ def _format_of(type: str) -> Format:
 
 @cache
 def halves() -> Floats:
-    """A table of all float16 numbers as float32, by their bits."""
+    """A table that converts float16 to float32: the index is the bits of the float16."""
     return np.arange(1 << 16, dtype=np.uint16).view(np.float16).astype(np.float32)
 
 
 @cache
 def minus_eight() -> NDArray[np.uint16]:
-    """A table that gives, by the bits of a float16, the bits of that number times -8."""
+    """A table of float16 bits: the index is the bits of a number, the entry the bits of -8 times
+    that number."""
     with np.errstate(over="ignore", invalid="ignore"):
         return (halves() * np.float32(-8)).astype(np.float16).view(np.uint16)
 
@@ -232,7 +235,7 @@ def _half(raw: Bytes, at: int, halves: Floats) -> Any:
 
 @inner
 def _spread(bits: np.uint32) -> np.uint32:
-    """The low four bits, one in each byte of a word."""
+    """Spread the low four bits over a word, one in each byte."""
     return (
         (bits & np.uint32(1))
         | (bits & np.uint32(2)) << np.uint32(7)

@@ -1,11 +1,11 @@
 """Threads that share the work of a pass, stage by stage.
 
-Each stage is a number of items.  A thread claims runs of items until none is left, then waits for
-the items that other threads still hold.  A thread that holds no item is never waited for: a helper
-that the system starts late, or not at all, costs its share of the work and no more, and a pass
-needs no pool that only one caller may use.  Threads wait by spinning, because stages last
-microseconds.  A thread that has spun for long sleeps: it waits for one that the system has stopped
-in the middle of an item, and that one goes on where a core is idle.
+A stage consists of a number of items. A thread claims runs of items until none is left, then waits
+for the items that other threads still hold. A thread that holds no item is never waited for: a
+helper that the system starts late, or not at all, costs its share of the work and no more, and a
+pass needs no pool that only one caller may use. Threads wait by spinning, because stages last
+microseconds. A thread that has spun for long sleeps, because then another thread was probably
+interrupted in the middle of an item and needs an idle core to continue.
 """
 
 from __future__ import annotations

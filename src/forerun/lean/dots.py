@@ -1,9 +1,10 @@
 """The instructions that add up products of bytes, as each processor has them.
 
-    total[i] += w[4 * i] * x[4 * i] + ... + w[4 * i + 3] * x[4 * i + 3]
+total[i] += w[4 * i] * x[4 * i] + ... + w[4 * i + 3] * x[4 * i + 3]
 
-x, the limbs of activations, are signed.  w, the weights, are signed on ARM and unsigned on x86,
-where signed ones are therefore kept OFFSET higher; sums that start as `limbs` says undo that.
+x, the limbs of activations, are signed. w, the weights, are signed on ARM. They are unsigned on
+x86, so signed weights are stored there with OFFSET added; the sums start with numbers that undo
+this (see `limbs`).
 
 Older processors of x86 make sums of two products, in 16 bits.  A block of 32 inputs adds 16
 products to each, of 4-bit weights at most 16 * 15 * 128 = 30,720, which fits; neighbours are added
@@ -46,7 +47,7 @@ class Dots(NamedTuple):
 
     @property
     def is_offset(self) -> bool:
-        """Whether signed weights are kept OFFSET higher."""
+        """Whether signed weights are stored with OFFSET added."""
         return not self.is_signed and not self.is_narrow
 
 
@@ -64,28 +65,31 @@ MADD_256 = Dots("madd256", 8, "llvm.x86.avx2.pmadd.ub.sw", "llvm.x86.avx2.pmadd.
 
 
 def plain(dots: Dots) -> Dots:
-    """Instructions with equal results and layout that every processor has; they are slow."""
+    """Instructions with the same results and layout, composed of those that every processor has;
+    they are slow."""
     return dots._replace(name=f"plain_{dots.name}", call="", join="", features="")
 
 
 KINDS = {dots.name: dots for dots in (SDOT, VNNI_512, VNNI_256, MADD_512, MADD_256)}
 KINDS |= {dots.name: dots for dots in map(plain, tuple(KINDS.values()))}
 DOTS = KINDS.get(DOT_PRODUCTS, plain(SDOT))
-"""The instructions of this processor; where it has none, a stand-in that multiplies nothing."""
+"""The dot-product instructions of this processor; if it has none, a stand-in with which nothing is
+multiplied."""
 LIMBS_4 = HAS_DOT_PRODUCTS
 LIMBS_8 = HAS_DOT_PRODUCTS and not DOTS.is_narrow
-"""LIMBS_4 and LIMBS_8: whether blocks of 4-bit and of wider weights are multiplied with limbs;
-otherwise they are multiplied with floats."""
+"""Whether blocks of weights wider than 4 bits are multiplied with limbs (LIMBS_4: the same for
+4-bit weights). If not, they are multiplied as floats."""
 
 
 def nothing_yet(dots: Dots) -> Any:
-    """A vector of zeros to begin the sums of a block with."""
+    """A vector of zeros, with which the sums of a block begin."""
     kind = ir.VectorType(*(I16, 2 * dots.sums) if dots.is_narrow else (I32, dots.sums))
     return ir.Constant(kind, [0] * kind.count)
 
 
 def dot(builder: Any, dots: Dots, total: Any, weights: Any, x: Any) -> Any:
-    """`total` plus the products of weights and x, (FOUR * sums,) bytes each, four to a sum."""
+    """Return `total` plus the products of bytes of weights and of x. Both have FOUR * sums bytes,
+    and four products go to each sum."""
     if not dots.call:
         return builder.call(_plain_function(builder.module, dots), [total, weights, x])
     kind = total.type
@@ -111,8 +115,8 @@ def finished(builder: Any, dots: Dots, total: Any) -> Any:
 
 
 def _plain_function(module: Any, dots: Dots) -> Any:
-    """`dot` without special instructions.  It is a function that is called, because a tile makes
-    hundreds of these sums and inlining them would take long to compile."""
+    """A function that does what `dot` does, without special instructions. It is called and not
+    inlined, because a tile makes hundreds of these sums and would take long to compile."""
     name = f"forerun_{dots.name}"
     if name in module.globals:
         return module.globals[name]
@@ -136,7 +140,7 @@ def _plain_function(module: Any, dots: Dots) -> Any:
 
 
 def _add_up(builder: Any, numbers: Any, count: int) -> Any:
-    """The sums of each `count` neighbours of a vector."""
+    """Add up each group of `count` neighbouring numbers of a vector."""
     nothing, total = ir.Constant(numbers.type, ir.Undefined), None
     for first in range(count):
         lanes = list(range(first, numbers.type.count, count))

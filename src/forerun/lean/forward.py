@@ -65,7 +65,8 @@ class Weights(NamedTuple):
 
 
 class Watched(NamedTuple):
-    """Hidden states to keep: after which layers, and the array that they are written to."""
+    """The hidden states to keep: the layers after which they are read, and the array that they are
+    written to."""
 
     layers: Ints  # states after this number of layers; after all of them, with the final norm
     states: Floats  # (tokens, len(layers) * hidden)
@@ -114,19 +115,19 @@ def num_items(
 
 @inner
 def num_shared_tiles(split: Floats) -> Any:
-    """How many tiles of attention, the first ones, are shared between threads."""
+    """The number of attention tiles that threads share; these are the first tiles."""
     return len(split) // QUERIES
 
 
 @inner
 def num_splits(split: Floats) -> Any:
-    """How many items of SCORE a shared tile has at most."""
+    """The largest number of parts into which the SCORE stage cuts a shared tile."""
     return (split.shape[1] + SPLIT - 1) // SPLIT
 
 
 @inner
 def num_column_splits(heads: HeadShape) -> Any:
-    """How many items of ATTEND a shared tile has."""
+    """The number of parts into which the ATTEND stage cuts a shared tile."""
     return (heads.wide + COLUMNS - 1) // COLUMNS
 
 

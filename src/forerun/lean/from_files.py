@@ -22,7 +22,8 @@ from forerun.lean.storage import rounded
 EMBEDDING = "model.embed_tokens.weight"
 
 Layer = tuple[Sequence[str], bool]
-"""The names of the weights in one matrix of a pass, and whether their panels alternate."""
+"""The names of the weights that make one matrix of a pass, and whether their panels alternate in
+it."""
 
 
 class Description(NamedTuple):
@@ -33,7 +34,7 @@ class Description(NamedTuple):
 
 
 def no_matrices(biases: Floats) -> Matrices:
-    """Matrices without weights, with biases only."""
+    """Make `Matrices` with these biases and without weights."""
     none = np.empty(0, np.int64)
     return Matrices(np.empty(0, np.uint8), biases, none, none, none, none != 0, none, None, None)
 

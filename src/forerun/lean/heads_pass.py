@@ -83,7 +83,7 @@ class HeadsScratch(NamedTuple):
     qkv: Floats  # (tokens, heads * head size)
     queries: Floats  # (key heads, tokens * queries per key, head size)
     mixed: Floats  # (tokens, query heads * head size)
-    gathered: Floats  # the same, of the tokens with logits
+    gathered: Floats  # those of the tokens with logits
     normed: Floats  # (tokens, hidden)
     inner: Floats  # (tokens, mlp size)
     limbs: Bytes  # (tokens, bytes): the inputs of the next matrix, where it takes limbs

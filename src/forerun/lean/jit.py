@@ -142,7 +142,7 @@ def is_on_disk(function: Any) -> bool:
 
 
 def _unless_damaged(read: Callable[..., Any], *about: Any) -> Any:
-    """What `read` returns, or None where it raises, so that the code is compiled and kept again.
+    """Return the result of `read`, or None if it raises; the code is then compiled and kept again.
 
     An index of another version may name types that are gone, and Numba looks for these before it
     compares versions.

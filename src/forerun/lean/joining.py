@@ -25,7 +25,7 @@ from forerun.lean.storage import padded, store
 PIECE = 4 << 20  # bytes that a thread reads at a time
 
 Write = Callable[[Bytes, NDArray[np.int64]], None]
-"""Writes panels to these places."""
+"""A function that writes panels into memory at these places."""
 
 
 class Part(NamedTuple):
@@ -37,7 +37,7 @@ class Part(NamedTuple):
 
 
 class _Lot(NamedTuple):
-    """The panels of one piece."""
+    """Some panels of one piece, with the function that writes them."""
 
     format: Format
     panels: NDArray[np.int64]  # their numbers
@@ -95,7 +95,8 @@ def join(parts: Iterable[Part], *, is_coarse: bool = False) -> Matrices:
 
 
 def _cut_at_panels(part: Part) -> Part:
-    """The part, joined into one piece where its pieces would not fill whole panels."""
+    """The part itself if its pieces fill whole panels, otherwise the part with its pieces joined
+    into one."""
     if part.takes_turns or not any(piece.shape[0] % LANES for piece in part.pieces[:-1]):
         return part
     whole = np.concatenate([values_of(piece) for piece in part.pieces])
@@ -103,7 +104,7 @@ def _cut_at_panels(part: Part) -> Part:
 
 
 def _lots(piece: Floats | Raw, panels: NDArray[np.int64]) -> Iterator[_Lot]:
-    """The matrices to be written into the panels of a piece, whose numbers are given."""
+    """Yield lots that together write a piece into the panels with these numbers."""
     if not isinstance(piece, Raw) or piece.format is None:
         stored = store(values_of(piece))
         yield _Lot(stored.format, panels, [_copier(stored.panels)])

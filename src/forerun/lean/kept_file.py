@@ -96,7 +96,7 @@ def _is_array(leaf: Any) -> bool:
 
 
 def _filled(head: bytes) -> bytes:
-    """Bytes with zeros behind them, up to a whole number of pages."""
+    """Pad a header with zeros to a whole number of pages."""
     return head + bytes(-len(head) % PAGE)
 
 

@@ -1,16 +1,16 @@
 """The inner loop for limbs: a few tokens times a panel of few-bit weights, by products of bytes.
 
-    y[i, :] = sum over blocks of  scale * (d * (sum of limbs * q) + m * (sum of limbs))
+y[i, :] = sum over blocks of  scale * (d * (sum of limbs * q) + m * (sum of limbs))
 
 The two inner sums are whole numbers and exact; the outer one runs over the blocks in order, so a
 token's result does not depend on which tokens stand beside it.
 
-A panel lies in strips: as many of its outputs as one instruction of `dots` has sums, over all
-inputs, then the next strip.  A block of a strip is a header (d, or d and m, for each output) and
-rows of four inputs of each output, which is what one instruction multiplies with four inputs of a
-token.  A row of 4-bit numbers holds two such: four inputs in the low bits, and the four that are 16
-inputs later in the high bits.  Two blocks of 16 inputs meet one cut block of activations.
-Where a processor multiplies faster than it reads activations, two strips stand side by side.
+A panel consists of strips. A strip has as many of the panel's outputs as one instruction of `dots`
+has sums, for all inputs. A block of a strip is a header (d, or d and m, for each output) and rows
+of four inputs of each output, which is what one instruction multiplies with four inputs of a token.
+A row of 4-bit numbers holds two such: four inputs in the low bits, and the four that are 16 inputs
+later in the high bits. Two blocks of 16 inputs meet one cut block of activations. If a processor
+multiplies faster than it reads activations, two strips are interleaved.
 """
 
 from __future__ import annotations
@@ -55,7 +55,8 @@ LIMBS_PER_SUM = {
 }
 
 Digits = list[list[Any]]
-"""The q of a block: for each four inputs, in order, one vector per strip."""
+"""The numbers q of a block. For each group of four inputs, in order, there is one vector per
+strip."""
 
 
 def multiply_limbs_by(format: Format, cut: Cut = FINE) -> Callable[..., Any]:
@@ -75,7 +76,8 @@ def multiply_limbs_by(format: Format, cut: Cut = FINE) -> Callable[..., Any]:
         y_stride: Any,
         count: Any,  # 1 to `Dots.most_tokens`
     ) -> Any:
-        """`count` rows of limbs, `x_stride` apart, times a panel that begins at `w_at`, into y."""
+        """Multiply `count` rows of limbs, which are `x_stride` apart, with the panel that begins at
+        `w_at`; the results go to y."""
         n = types.intp
         signature = types.void(x, n, n, w, n, n, y, n, n, n)
 
@@ -219,11 +221,11 @@ class Tile:
         return digits
 
     def _products(self, digits: Digits, xs: list[Any], part: int) -> list[Any]:
-        """Sums of limbs * q over a block for each token and strip, as float32.
+        """The sums of limbs * q over a block, for each token and strip, as float32.
 
-        An addition waits for the one before it in the same sum, so several sums run at a time:
-        those of several tokens and strips, or, of few tokens, those of their limbs.  Either way
-        gives the same whole numbers.  Groups are as large as registers allow.
+        An addition has to wait for the previous one in the same sum, so several sums are computed
+        at a time: those of several tokens and strips or, if there are few tokens, those of their
+        limbs. Either way gives the same whole numbers. Groups are as large as registers allow.
         """
         if len(xs) < self.dots.in_turn:
             lots = _even_groups(xs, -(-len(xs) // self.dots.abreast))
@@ -232,9 +234,9 @@ class Tile:
         return self._limb_by_limb(digits, _even_groups(xs, max(2, -(-len(xs) // most))), part)
 
     def _limb_by_limb(self, digits: Digits, groups: list[list[Any]], part: int) -> list[Any]:
-        """Products with one sum for all limbs of a token: the sum of the higher limbs is raised,
-        and the next lower limb is added onto it.  While one group waits for its sums to be raised,
-        another adds to its own."""
+        """The products with one sum for all limbs of a token: the sum of the higher limbs is
+        multiplied by 256, and the next lower limb is added to it. While one group of sums is
+        multiplied, another one is added to."""
         limb, words = 0, []
         for size in self.limbs_per_sum:
             lots: list[list[Any]] = [[] for _ in groups]
@@ -251,7 +253,8 @@ class Tile:
         return [self._as_float(of_token) for of_token in zip(*words, strict=True)]
 
     def _limbs_abreast(self, digits: Digits, xs: list[Any], part: int) -> list[Any]:
-        """Products with a sum for each limb: more sums at a time, which are joined at the end."""
+        """The products with a separate sum for each limb: more sums run at a time, and they are
+        joined at the end."""
         strips = range(self.num_strips)
         limbs = [self._limb(x, limb, part) for x in xs for limb in range(self.cut.limbs)]
         starts = [self._start(x, limb, part) for x in xs for limb in range(self.cut.limbs)]
@@ -264,7 +267,8 @@ class Tile:
         return products
 
     def _words(self, limbs: Sequence[Any]) -> list[Any]:
-        """The sums of a token's limbs, the highest first, joined as `limbs_per_sum` says."""
+        """Join the sums of a token's limbs, the highest first, into words of several limbs each, as
+        `limbs_per_sum` says."""
         of_limbs, words = iter(limbs), []
         for size in self.limbs_per_sum:
             word = next(of_limbs)
@@ -274,9 +278,9 @@ class Tile:
         return words
 
     def _start(self, x: Any, limb: int, part: int) -> Any:
-        """The number that the sum of one of a token's limbs begins with: zero, or for weights that
-        are kept OFFSET higher, minus what this offset adds to the sums: to the highest limb's its
-        own, to the lowest limb's that of all lower ones."""
+        """The number that the sum of one limb begins with. It is zero, unless weights are stored
+        with OFFSET added. Then it is minus the contribution of this offset: for the highest limb
+        its own, for the lowest limb that of all lower limbs together."""
         if self.format not in SIGNED or not self.dots.is_offset or 0 < limb < self.cut.limbs - 1:
             return self.nothing
         begin = self.cut.starts_at(0 if self.num_parts == 1 else 1 + part)
@@ -287,12 +291,12 @@ class Tile:
         return self.builder.gep(x, [I64(limb * BLOCK + part * self.about.inputs)])
 
     def _raise(self, sums: Any) -> Any:
-        """Sums times 256, so that the next lower limb can be added."""
+        """Multiply sums by 256, so that the next lower limb can be added."""
         return self.builder.shl(sums, constant(self.words, 8))
 
     def _dot(self, digits: Digits, limbs: list[Any], sums: list[Any]) -> list[Any]:
-        """`sums` plus the products of a block's q with limbs.  `sums` has, for each limb, a vector
-        per strip."""
+        """Return `sums` plus the products of a block's q with limbs. For each limb, `sums` has one
+        vector per strip."""
         order = list(range(len(digits)))
         if (
             self.dots.words_read == 1 and self.about.bits == 4
@@ -311,7 +315,7 @@ class Tile:
         return [finished(self.builder, self.dots, total) for total in sums]
 
     def _four(self, limb: Any, number: int) -> Any:
-        """Inputs 4 * number to 4 * number + 3 of a token, in all lanes."""
+        """Load inputs 4 * number to 4 * number + 3 of a token into all lanes of a vector."""
         count = self.dots.words_read
         if count == 1:
             return self._everywhere(I32, limb, FOUR * number)
@@ -319,13 +323,13 @@ class Tile:
         return same(self.builder, some, number % count, self.dots.sums)
 
     def _everywhere(self, number: Any, place: Any, offset: int) -> Any:
-        """One number from memory, in all lanes."""
+        """Load one number from memory into all lanes of a vector."""
         nothing = ir.Constant(ir.VectorType(number, self.dots.sums), ir.Undefined)
         first = self.builder.insert_element(nothing, self._read(number, place, offset), I32(0))
         return same(self.builder, first, 0, self.dots.sums)
 
     def _as_float(self, words: Sequence[Any]) -> Any:
-        """The whole numbers that `words` make together, the highest word first, as float32."""
+        """Combine words, the highest first, into the whole numbers that they form, as float32."""
         total, *rest = (self.builder.sitofp(word, self.floats) for word in words)
         for size, word in zip(self.limbs_per_sum[1:], rest, strict=True):
             total = self._fused(total, constant(self.floats, float(1 << 8 * size)), word)

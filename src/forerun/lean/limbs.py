@@ -12,9 +12,10 @@ A cut block is 32 bytes of the highest limbs, 32 of the middle, 32 of the lowest
 the scale and the sum of the 32 whole numbers.  A block with a NaN or an infinity has the scale NaN,
 so that every output it reaches is NaN.
 
-Where signed weights are kept OFFSET higher, six int32 follow: -OFFSET times the sum of the highest
-limbs, and -OFFSET times the sum of the numbers that the lower limbs make, each for all 32 inputs,
-the first 16 and the last 16.  Sums that begin with these come out as if weights had no offset.
+Where signed weights are stored with OFFSET added, six int32 follow: -OFFSET times the sum of the
+highest limbs, and -OFFSET times the sum of the numbers that the lower limbs make, each for all 32
+inputs, the first 16 and the last 16. Sums that begin with these come out as if weights had no
+offset.
 """
 
 from __future__ import annotations
@@ -46,8 +47,8 @@ class Cut(NamedTuple):
 
     @property
     def bits(self) -> int:
-        """The number of bits of the whole numbers: none exceeds 2**bits. A single limb receives no
-        carry from lower ones, so it has one bit more; rounding may give 128, which then becomes
+        """The number of bits of the whole numbers: none exceeds 2**bits. If there is only one limb,
+        no lower limb carries into it, so it has one bit more; if rounding gives 128, that becomes
         127."""
         return 7 if self.limbs == 1 else 8 * self.limbs - 2
 
@@ -67,7 +68,7 @@ class Cut(NamedTuple):
         return self.limbs * BLOCK
 
     def starts_at(self, number: int) -> int:
-        """The byte at which the two int32 lie with which sums begin.
+        """The offset, in bytes, of the two int32 numbers that sums begin with.
 
         number: 0 for sums over all inputs; 1 and 2 for those over the first and the last half.
         """
@@ -153,7 +154,8 @@ def _sum(builder: Any, numbers: Any) -> Any:
 
 
 def _powers(builder: Any, bits: int, x: Any) -> tuple[Any, Any]:
-    """The power of two that lifts the largest of a block below 2**bits, and its inverse."""
+    """Return the power of two that scales the largest number of a block to just below 2**bits, and
+    its inverse."""
     sizes = builder.and_(builder.bitcast(x, WORDS), constant(WORDS, 0x7FFFFFFF))
     maximum = declare(builder, I32, [WORDS], f"llvm.vector.reduce.umax.v{BLOCK}i32")
     exponent = builder.lshr(builder.call(maximum, [sizes]), I32(23))
@@ -168,7 +170,7 @@ def _powers(builder: Any, bits: int, x: Any) -> tuple[Any, Any]:
 
 
 def _whole_numbers(builder: Any, middle: int, x: Any, up: Any) -> Any:
-    """The whole numbers nearest to x * up, plus the middle."""
+    """Return the whole numbers nearest to x * up, with `middle` added."""
     nothing = ir.Constant(FLOATS, ir.Undefined)
     first = builder.insert_element(nothing, up, I32(0))
     x = builder.fmul(x, same(builder, first, 0, BLOCK))

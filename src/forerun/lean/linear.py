@@ -240,7 +240,7 @@ def project(
     m: Matrices, index: int, number: int, x: Floats, places: NDArray[np.int64], y: Floats,
     work: Work,
 ) -> None:  # fmt: skip
-    """y[places[i]] (outputs,) = W x[i] + b, for one panel."""
+    """Compute y[places[i]] (outputs,) = W x[i] + b for one panel."""
     panel(m, index, number, x, len(places), work.sums, work)
     begin, end = number * LANES, min((number + 1) * LANES, y.shape[1])
     biases = biases_of(m, index, number)
@@ -254,7 +254,7 @@ def project(
 def project_onto(
     m: Matrices, index: int, number: int, x: Floats, num_tokens: int, y: Floats, work: Work
 ) -> None:
-    """y (tokens, outputs) += W x + b, for one panel."""
+    """Compute y (tokens, outputs) += W x + b for one panel."""
     panel(m, index, number, x, num_tokens, work.sums, work)
     begin, end = number * LANES, min((number + 1) * LANES, y.shape[1])
     biases = biases_of(m, index, number)
@@ -269,7 +269,7 @@ def project_gated(
     m: Matrices, index: int, number: int, x: Floats, num_tokens: int, gate: Gate, y: Floats,
     work: Work,
 ) -> None:  # fmt: skip
-    """y (tokens, outputs) = activation(G x) * (U x), for one panel of each."""
+    """Compute y (tokens, outputs) = activation(G x) * (U x) for one panel of each matrix."""
     panel(m, index, 2 * number, x, num_tokens, work.gates, work)
     panel(m, index, 2 * number + 1, x, num_tokens, work.sums, work)
     begin, end = number * LANES, min((number + 1) * LANES, y.shape[1])
@@ -296,8 +296,8 @@ def multiply_limbs_k(
     has_k_quants: Any, format: int, limbs: Bytes, x_at: int, w: Bytes, at: int, blocks: int,
     sums: Floats, y_at: int, count: int,
 ) -> None:  # fmt: skip
-    """Multiply the limbs of `count` tokens, from `x_at` on, with the K-quant panel at `at`; write
-    the results into sums from `y_at` on."""
+    """Multiply the limbs of `count` tokens, from `x_at` on, with the K-quant panel at `at`; the
+    results go to `sums`, from `y_at` on."""
     if has_k_quants is None:
         return
     stride = limbs.shape[1]

@@ -124,11 +124,11 @@ class LeanModel(NotPickled, CpuPass):
 
     @property
     def embedding(self) -> Any:
-        """(V, D) float32, as a NumPy array."""
+        """The token embedding (V, D), float32, as a NumPy array."""
         return self._weights.embedding if self._embedding is None else self._embedding.whole()
 
     def embeddings_of(self, tokens: Any) -> Any:
-        """The rows of some tokens."""
+        """The embedding's rows for these tokens."""
         if self._embedding is not None:
             self._embedding.need(np.asarray(tokens))
         return self._weights.embedding[tokens]

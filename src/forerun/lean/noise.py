@@ -18,8 +18,8 @@ from forerun.noise.addresses import Purpose
 from forerun.noise.philox import KEY_STEPS, MULTIPLIERS, NUM_ROUNDS
 
 CAUTION = 1e-6
-"""The share of a distance by which the bound for scores is lowered, so that the rounding of a
-logarithm cannot exclude the winner."""
+"""Lowers the bound for scores by this share of a distance, so that the rounding of a logarithm
+cannot exclude the winner."""
 
 WORD = np.uint64(0xFFFFFFFF)
 HALF = np.uint64(32)

@@ -30,14 +30,15 @@ from forerun.lean.shape import LANES, TOKENS, is_arm
 from forerun.lean.tile import address, repeat_from
 
 STEP = 4 if is_arm() else 1
-"""Inputs of a row that are loaded at once.  ARM multiplies by any lane of a register; other
-processors spread a number as they load it."""
+"""The number of inputs of a row that are loaded at once. ARM can multiply by any lane of a
+register; other processors copy a number to all lanes when they load it."""
 QUERIES = 8 if is_arm() else 12 if LANES == 32 else TOKENS
 """The most rows of a tile.  Where three or four queries share a key head, several tokens fit into
 one tile, and a page is read once for all of them."""
 WHOLE = TOKENS - 1 if is_arm() else QUERIES
-"""Rows up to which a tile has whole panels: on ARM the sums of one more would leave no registers
-for the inputs.  With more it has one half of a panel after the other."""
+"""The most rows of a tile that is multiplied with whole panels. On ARM, the sums of one more row
+would leave no registers for the inputs, so larger tiles multiply the two halves of a panel one
+after the other."""
 ROW = 4 * LANES  # bytes
 
 
@@ -60,8 +61,8 @@ def multiply_pages(onto: bool) -> Callable[..., Any]:
         y_stride: Any,
         count: Any,  # 1 to QUERIES
     ) -> Any:
-        """`count` rows of x, `x_stride` apart, times panels; panel p into y from `y_at + p * LANES`
-        on."""
+        """Multiply `count` rows of x, which are `x_stride` apart, with panels; the results for
+        panel p go to y from `y_at + p * LANES` on."""
         n = types.intp
         signature = types.void(x, n, n, n, n, n, n, n, y, n, n, n)
 
@@ -121,7 +122,7 @@ def _panels(
     lanes = LANES if tokens <= WHOLE else LANES // 2
 
     def part(index: Any, first: int) -> None:
-        """The sums of a panel from its lane `first` on."""
+        """Return the sums of a panel, from its lane `first` on."""
         out = builder.gep(y, [builder.add(builder.mul(index, I64(LANES)), I64(first))])
         outs = [builder.gep(out, [builder.mul(y_stride, I64(token))]) for token in range(tokens)]
         begin = builder.mul(index, panel_bytes)
@@ -160,7 +161,7 @@ def _panels(
 
 
 def _load_inputs(builder: Any, row: Any, k: Any, step: int) -> Any:
-    """`step` numbers of a row from the k-th on."""
+    """Load `step` numbers of a row, from the k-th on."""
     place = builder.gep(row, [k])
     if step == 1:
         return builder.load(place)
@@ -168,7 +169,7 @@ def _load_inputs(builder: Any, row: Any, k: Any, step: int) -> Any:
 
 
 def _lane(builder: Any, numbers: Any, index: int, lanes: int) -> Any:
-    """One of the numbers in all lanes of a vector."""
+    """Return a vector with one of the numbers in all lanes."""
     if numbers.type == F32:
         return spread(builder, numbers, lanes)
     nothing = ir.Constant(numbers.type, ir.Undefined)

@@ -85,7 +85,7 @@ class Pages(RowPages[Page]):
 
     @property
     def num_used(self) -> int:
-        """Pages that rows hold."""
+        """The number of pages that rows hold."""
         return self.num_allocated - len(self._unused) - len(self._next)
 
     def reserve(self, row: int, begin: int, end: int) -> None:
@@ -164,7 +164,8 @@ class Pages(RowPages[Page]):
         self._unused.append(page)
 
     def _note(self, row: int, first: int) -> None:
-        """Write the addresses of these pages into the tables, which grow if they must."""
+        """Write the addresses of a row's pages, from number `first` on, into the tables, which grow
+        if they must."""
         pages, tables = self._rows[row], (self.cache.pages, self.cache.apart)
         have, need = tables[0].shape, (row + 1, len(pages))
         if need[0] > have[0] or need[1] > have[1]:

@@ -50,7 +50,7 @@ def no_plan() -> Plan:
 
 
 class Lot(NamedTuple):
-    """Tokens of one row, in the order of their slots."""
+    """A run of tokens of one row, in the order of their slots."""
 
     row: int
     ids: Sequence[int]

@@ -123,7 +123,8 @@ class LeanRows(PathRows):
         )
 
     def copy_in(self, row: int, begun: Beginning) -> None:
-        """Let an empty row be as if it had just been fed these tokens; layers must be the same."""
+        """Let an empty row continue from a copy, as if it had just been fed these tokens; the
+        watched layers must be the same."""
         self._pages.share(begun.pages, row)
         self._fed[row] = Feed(begun.tokens)
         self._seen[row] = begun.states

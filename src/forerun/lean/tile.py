@@ -60,7 +60,8 @@ def multiply_by(format: Format, onto: bool = False) -> Callable[..., Any]:
         y_stride: Any,
         count: Any,  # 1 to TOKENS
     ) -> Any:
-        """`count` rows of x, `x_stride` apart, times a panel that begins at `w_at`, into y."""
+        """Multiply `count` rows of x, which are `x_stride` apart, with the panel that begins at
+        `w_at`; the results go to y."""
         n = types.intp
         signature = types.void(x, n, n, w, n, n, n, n, y, n, n, n)
 

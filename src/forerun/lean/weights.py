@@ -34,7 +34,7 @@ SERVED = frozenset(
         "fused matrices",
     }
 )
-"""What the pass computes beyond a Llama (`Form.features`)."""
+"""The features beyond those of a Llama that the pass supports (names as in `Form.features`)."""
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 
@@ -185,7 +185,8 @@ def _last_norm(model: Any, form: Form) -> Floats:
 
 
 def _head_norms(attention: Any, form: Form) -> Floats:
-    """(2, head size): the weights of the norms of queries and keys, where there are some."""
+    """The weights (2, head size) of the norms of queries and of keys; ones if there are no such
+    norms."""
     if not form.head_norms:
         return np.ones((2, form.head_size), np.float32)
     norms = attention.q_norm, attention.k_norm

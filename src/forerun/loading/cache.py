@@ -16,7 +16,7 @@ from pathlib import Path
 from forerun.loading.folders import at_home
 
 OTHERS = stat.S_IWGRP | stat.S_IWOTH
-"""What others may have of nothing in the cache."""
+"""Permissions that other users must not have for anything in the cache."""
 
 
 def cache_folder() -> Path:

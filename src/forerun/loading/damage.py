@@ -18,7 +18,7 @@ CURE = (
     "that its config.json is the one of its weights."
 )
 LAYER = re.compile(r"^model\.layers\.(\d+)\.")
-"""The weights of most decoders' layers."""
+"""Matches the names of layer weights in most decoders."""
 
 
 def config_of(folder: Path) -> Mapping[str, Any]:

@@ -10,10 +10,11 @@ from typing import Any
 from forerun.base.errors import InputError, explain, meant
 
 DTYPES = ("float32", "bfloat16", "float16", "float64")
-"""The numbers that a model can be asked to compute in."""
+"""The number formats in which a model can be asked to compute."""
 
 GPU_NODES = ("nvidiactl", "nvidia0", "nvmap", "dxg", "kfd")
-"""Files of a Linux system with a GPU, one of: NVIDIA's, an embedded board's, Windows', AMD's."""
+"""Files under /dev that show that a Linux system has a GPU: NVIDIA's (two), those of an embedded
+board and of Windows, and AMD's."""
 
 
 def usual_device() -> str | None:

@@ -24,8 +24,8 @@ from forerun.loading import light_tokenizer, notes
 from forerun.loading.light_tokenizer import KeptTokenizer, LightTokenizer
 from forerun.loading.sources import Source
 
-LARGE = 50_000_000  # bytes: of more a part is tried out, and it is told that this takes long
-WORDS = 1000  # of the vocabulary, in that part
+LARGE = 50_000_000  # bytes; of a larger model only a part is tried out, after a notice
+WORDS = 1000  # tokens of the vocabulary in that part
 LAYERS = "model.layers."  # and the number: how names of a layer's tensors begin
 
 

@@ -11,9 +11,10 @@ from forerun.loading.bundled import installed_names
 
 PATIENCE = 5.0  # seconds
 TEXTS = ("*.json", "*.txt", "*.model", "*.jinja", "*.tiktoken")
-"""Files of a tokenizer and of descriptions."""
+"""Patterns for the files of a tokenizer and for descriptions of a model."""
 FOLDERS = "*/*"
-"""Files in folders of a model: gpt-oss has its weights there once more, in layouts of others."""
+"""Matches files in subfolders of a model, which are not downloaded: gpt-oss, for example, has its
+weights there once more in layouts of other programs."""
 
 
 def why_not(name: str, token: Any = None) -> str | None:

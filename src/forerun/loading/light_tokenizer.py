@@ -38,7 +38,7 @@ TOOL_CHAT = [
 
 
 class KeptTokenizer(NamedTuple):
-    """What a light tokenizer is made from; it can be stored on disk."""
+    """The parts from which a light tokenizer is made, in a form that can be stored on disk."""
 
     words: NDArray[np.uint8]  # the JSON text of the tokenizers library; empty: there is none
     chat_template: str | None
@@ -172,7 +172,7 @@ def of(tokenizer: Any) -> KeptTokenizer:
 
 
 def _answers(tokenizer: Any, texts: Sequence[str]) -> list[Any]:
-    """What a tokenizer gives for some texts and chats, for comparison."""
+    """The results of a tokenizer for some texts and chats, for comparison."""
     told: list[Any] = []
     for text in texts:
         ids = tokenizer.encode(text)
@@ -190,7 +190,8 @@ def _answers(tokenizer: Any, texts: Sequence[str]) -> list[Any]:
 
 
 def _with_tools(tokenizer: Any) -> str:
-    """A chat with a call and its result as text, or the refusal of a template without such."""
+    """A chat with a tool call and its result, rendered as text; or the error message of a template
+    that does not support these."""
     try:
         return str(tokenizer.apply_chat_template(TOOL_CHAT, tools=[TOOL], tokenize=False))
     except Exception as error:
@@ -209,7 +210,7 @@ def _plain(conversation: Any) -> bool:
 
 
 def _json(value: Any) -> bool:
-    """Whether a value consists of nothing but what JSON texts are read into."""
+    """Whether a value consists only of the types that parsing JSON gives."""
     if isinstance(value, Mapping):
         return type(value) is dict and all(map(_json, value)) and all(map(_json, value.values()))
     if isinstance(value, list):

@@ -46,13 +46,14 @@ if TYPE_CHECKING:
     from forerun.models.huggingface import HuggingFaceModel
 
 SHARED = ("revision", "token", "cache_dir", "local_files_only", "trust_remote_code")
-"""Arguments that the tokenizer gets too."""
+"""Arguments of `load` that are also passed to the tokenizer's loader."""
 OWN = ("device", "dtype", "lean", "quantize", "gpu_memory", "kv_dtype")
-"""Arguments of `load` itself."""
+"""Arguments of `load` that are not passed on to `from_pretrained`."""
 NARROW = ("None", "auto", "bfloat16", "float16")
-"""Precisions in which a GPU multiplies the weights of a GGUF file."""
+"""The values of `dtype` with which a GPU multiplies the weights of a GGUF file in their packed
+form."""
 USUAL_FILES = ("model.safetensors", "model.safetensors.index.json")
-"""One of which a folder with weights of few bits has."""
+"""A folder with few-bit weights contains one of these files."""
 OFTEN = ("attn_implementation", "device_map", "gguf_file", "quantization_config", "subfolder")
 """Arguments that often go to `from_pretrained`."""
 

@@ -17,7 +17,7 @@ from forerun.models.families import FAMILIES, router
 from forerun.models.packed import Packed, PackedStack, stacked
 
 MATRICES = {"gate_up_proj": ("gate_proj", "up_proj"), "down_proj": ("down_proj",)}
-"""The stacks of a layer, and the matrices of one expert in each."""
+"""The stacked matrices of a layer, and for each the names of the matrices of one expert."""
 
 
 def fill_experts(

@@ -17,9 +17,9 @@ from forerun.loading.device_choice import usual_device
 from forerun.loading.folders import TOKENIZERS, at_home, tokenizer_of
 
 WIDE = ("auto", "float32")
-"""Precisions that keep every weight of a GGUF file."""
+"""The values of `dtype` with which every weight of a GGUF file keeps its exact value."""
 DECIDING = ("*.json", "*.safetensors", "*.jinja", "additional_chat_templates/*", *TOKENIZERS)
-"""Files of a folder that decide on logits, tokens or prompts."""
+"""Patterns for the files of a folder on which logits, tokens or prompts depend."""
 
 
 class Source(NamedTuple):
@@ -27,7 +27,7 @@ class Source(NamedTuple):
 
     place: Path  # the GGUF file, or the folder
     files: tuple[Path, ...]  # all that decide on the model
-    variant: str  # of what is kept of it: the options, and the names of files where these count
+    variant: str  # of the note: the options, and the names of files where they matter
     read: Callable[[], Any]  # its `FileModel`; None where transformers has to load it
     load_tokenizer: Callable[[], Any]  # transformers'
     load_plain: Callable[[], Any]  # the transformers model

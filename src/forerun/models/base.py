@@ -168,7 +168,7 @@ class Prefixes(Protocol):
         ...
 
     def truncate(self, state: Any, row: int, length: int) -> int:
-        """Keep of a row its first `length` tokens."""
+        """Cut a row to its first `length` tokens."""
         ...
 
 

@@ -146,7 +146,7 @@ class _CapturedPass:
 
 
 def _still(ids: Any, positions: Any, place: Placement, mask: Any) -> tuple[Any, Any, Any, Any]:
-    """Copies of a pass's inputs, whose addresses never change."""
+    """Copies of a pass's inputs, which a captured graph can read at fixed addresses."""
     tensors = {
         name: value.clone()
         for name in ("rows", "row_index", "slots")
@@ -179,7 +179,7 @@ def attend(
     scaling: float | None = None,
     **kwargs: Any,
 ) -> tuple[Any, None]:
-    """Attention of the query heads of a group together, (R, N, H, head size)."""
+    """Compute attention with all query heads of a group in one product, (R, N, H, head size)."""
     num_rows, num_heads, num_tokens, head_size = query.shape
     num_groups = key.shape[1]
     is_plain = attention_mask is not None and attention_mask.shape[1] == 1

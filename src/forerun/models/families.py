@@ -49,7 +49,7 @@ FAMILIES = {
     "Gemma3ForCausalLM": Family("Gemma 3", AROUND, AFTER, unit=1.0),
     "GptOssForCausalLM": Family("gpt-oss", takes_turns=True),
 }
-"""By the name of the class in transformers."""
+"""The supported classes of transformers, by name, each with its family."""
 
 LINEAR = (torch.nn.Linear, PackedLinear)
 ACTIVATIONS = {"silu": "silu", "gelu_pytorch_tanh": "gelu"}
@@ -135,7 +135,7 @@ class Form:
 
 
 def form_of(model: Any) -> Form:
-    """The form of a model that `why_unserved` has nothing against."""
+    """The form of a model for which `why_unserved` gives no reason."""
     config, first = model.config, model.model.layers[0].self_attn
     kinds = layer_kinds(model)
     assert kinds is not None, "refused by why_unserved"

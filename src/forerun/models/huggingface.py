@@ -347,7 +347,8 @@ class HuggingFaceModel(NotPickled):
         return chosen
 
     def _tried(self) -> Forward:
-        """The model to run trials on: for a rounded copy, the exact model while it exists."""
+        """The model to run trials on: the exact model that this one was rounded from while that
+        exists, else this model itself."""
         exact = None if self.findings.model is None else self.findings.model()
         return self._forward if exact is None or exact is self.model else Forward(exact)
 

@@ -1,4 +1,4 @@
-"""Which pages the rows of a pass hold, whatever a page is made of.
+"""Keeps track of the pages that rows hold, whatever a page consists of.
 
 Slot s of a row lies in its page s // size.  Rows that begin with the same text share pages; a
 shared page is copied when one of its rows is about to write to it.

@@ -29,7 +29,7 @@ MOST_REPLAYED = 8  # pending tokens fed together with a draft; more get a separa
 
 @dataclass
 class _Row:
-    cache: Any = None  # what the model made; None: nothing stored
+    cache: Any = None  # the cache that the model made; None: nothing is stored
     fed: list[int] = field(default_factory=list)  # tokens scored since the last commit
     saves: list[tuple[int, Any]] = field(default_factory=list)  # (how many of `fed`, state)
 

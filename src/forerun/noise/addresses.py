@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 
 class Purpose(IntEnum):
-    """What a random number is used for. Numbers with different purposes never share bits."""
+    """The purposes of random numbers. Numbers with different purposes never share bits."""
 
     TARGET = 0  # the exponential of one token
     TARGET_BLOCK = 1  # the minimum of a block of tokens and its lane

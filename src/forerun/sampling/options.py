@@ -66,12 +66,14 @@ NUMBERS = (
 """The fields of `Sampling` that are real numbers."""
 
 MOST_BIAS, MOST_PENALTY = 1e30, 1e4
-"""Past these no model's logits tell tokens apart, and float32 ends at 3e38."""
+"""The largest logit bias and the largest penalty. With larger ones, no model's logits could tell
+tokens apart, and float32 ends at 3e38."""
 MOST_COUNT = 1 << 62
-"""Whole numbers are handed to devices in 64 bits."""
+"""The largest whole number, because devices receive such options in 64 bits."""
 
 OF_GENERATE = ("max_new_tokens", "stop", "stop_tokens", "ignore_eos", "logprobs")
-"""Options that belong to `generate` here, while other engines have them beside the temperature."""
+"""Options that belong to `generate` here, while other engines group them with the sampling
+options."""
 INSTEAD = {
     "do_sample": "Leave it out: temperature=0 is greedy, anything above samples.",
     "bias": "Write logit_bias={token id: bias}.",
@@ -336,7 +338,7 @@ def _adjusted(
     if sampling.grammar is not None:
         scores[~allowed_after(sampling.grammar, output, len(scores))] = -np.inf
     if processors:
-        _best(scores, logits)  # what is wrong by now is not theirs
+        _best(scores, logits)  # raises for errors that are not the fault of processors
         return _processed(processors, scores, prompt, output)
     return scores
 

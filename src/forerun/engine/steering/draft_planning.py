@@ -23,7 +23,7 @@ from forerun.trees.tree import Tree
 
 TREE_HEIGHT = 5  # of trees whose draft length is left to us
 POLICIES: Shelf[PayingPolicy] = Shelf()
-"""Policies of engines that are done, by target and `policy_key`."""
+"""Policies left by engines that have ended, by target and `policy_key`."""
 
 
 class DraftPlanner:
@@ -94,7 +94,7 @@ class DraftPlanner:
             self._policy.leave(row)
 
     def complete(self, plan: RoundPlan) -> RoundPlan:
-        """A copy of the plan that also says what to ask of the drafter."""
+        """A copy of the plan that also contains what to ask of the drafter."""
         spans = [span for span in plan.answering if span.row not in self._drafting.abandoned]
         asked = [index for index, span in enumerate(spans) if span.request.is_drafted_for]
         if self._drafting.drafter is None or not asked:

@@ -36,7 +36,7 @@ class Rungs(NamedTuple):
 
 
 Ladder = Callable[[int], Rungs]
-"""What is on offer, by the number of requests in a round."""
+"""A function that gives the available draft lengths for the number of requests in a round."""
 
 
 class LadderPolicy(PayingPolicy):

@@ -14,14 +14,14 @@ from forerun.engine.steering.measurements import NUM_TIMED, OWN_FADE, Ratio, Sec
 ENOUGH = 32  # observations of a request that count as much as what all requests have shown; rounds
 # without a guess after which there is one; tokens that a drafter reads without a check that it pays
 BUDGET = 3.0  # plain rounds that trials may be expected to lose,
-ALLOWANCE = 0.005  # of which so many come back with every round
+ALLOWANCE = 0.005  # and how many of them are regained in every round
 NUM_DISTURBED = 8  # rounds after one with an ask that are not yet as if there had been none
 WAIT = 512  # rounds between two runs of rounds without an ask, at most
 
 
 @dataclass
 class Earnings:
-    """What all requests have shown about one drafter."""
+    """What all requests so far have shown about the costs and gains of one drafter."""
 
     asking: Seconds = field(default_factory=Seconds)  # by the tokens of all rows it was asked for:
     # of each the height of what came of it, plus one
@@ -51,7 +51,7 @@ class Earnings:
 
 @dataclass
 class Own:
-    """What one request has shown about one drafter."""
+    """What a single request has shown about one drafter."""
 
     size: Ratio = field(default_factory=lambda: Ratio(OWN_FADE))
     worth: Ratio = field(default_factory=lambda: Ratio(OWN_FADE))
@@ -61,7 +61,7 @@ class Own:
 
 @dataclass
 class Ledger:
-    """What the rounds of one kind of request have shown."""
+    """The costs and gains that the rounds of one kind of request have shown so far."""
 
     passes: Seconds = field(default_factory=Seconds)  # by tokens in it; with verify and commit
     plain: Seconds = field(default_factory=Seconds)  # of passes without drafts, by rows, where

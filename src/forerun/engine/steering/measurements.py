@@ -13,8 +13,8 @@ NUM_TIMED = 3  # timings before a price is relied on
 STEP = 0.06  # share of its difference by which a timing moves the prices of all sizes, as a slow
 # minute slows all of them; its own size moves by a mean of the timings besides
 MOST_SLOWER = 0.3  # logarithm by which one slow timing counts at most: it may have been interrupted
-FADE = 0.5 ** (1 / 200)  # what an observation counts one observation later, of all requests
-OWN_FADE = 0.5 ** (1 / 32)  # and of one request
+FADE = 0.5 ** (1 / 200)  # weight of an observation after the next one, over all requests
+OWN_FADE = 0.5 ** (1 / 32)  # and within one request
 
 
 @dataclass(frozen=True)
@@ -90,7 +90,7 @@ class Seconds:
 
     def _points(self) -> list[tuple[int, float]]:
         most, level = inf, {}
-        for size in sorted(self.logs, reverse=True):  # what is larger does not take less
+        for size in sorted(self.logs, reverse=True):  # a larger size never takes less
             most = level[size] = min(most, exp(self.logs[size]))
         points: list[tuple[int, float]] = []
         for size, seconds in reversed(level.items()):

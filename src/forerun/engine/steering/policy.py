@@ -34,7 +34,7 @@ MOST_SEEDS = 100_000  # seeds to remember; then everything learned is forgotten 
 
 
 class Choice(NamedTuple):
-    """What a round asks of a drafter, and the prices that decide which guesses are scored."""
+    """The drafts to ask for in a round, and the prices that decide which guesses are scored."""
 
     lengths: list[int]  # (R,)
     prices: Sequence[Prices | None] = ()  # (R,), or none: nothing is known yet
