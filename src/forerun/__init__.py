@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING
 import forerun.base.ctrl_c as ctrl_c  # first, because the others take a second
 
 IS_RELOADED = "__getattr__" in globals()
-"""Whether the command was asked for a public name, so that this file runs a second time."""
+"""True when this file runs for a second time, which happens if the `forerun` command itself is
+asked for a public name."""
 
 if TYPE_CHECKING or IS_RELOADED or not ctrl_c.is_command():
     from forerun import drafters, grammars, models, rules, theory

@@ -34,7 +34,7 @@ from forerun.rules.types import Draft, Drawn, Sparse, Verdict
 from forerun.trees.tree import Tree
 
 CACHE_BYTES = 2**19
-"""The bytes of the rows that are computed with at a time on a CPU."""
+"""The most bytes of rows that are processed at a time on a CPU."""
 
 
 @shown_by("fr.verify(fr.Draft.sampled(tokens, draft_probs), target_probs)")

@@ -131,7 +131,8 @@ def joined(parts: Sequence[Array]) -> Array:
 
 
 def scatter_rows(xp: Namespace, ids: Array, values: Array, width: int) -> Array:
-    """Rows (R, width) of zeros with values (R, S) at columns ids (R, S); ids are distinct."""
+    """Make rows (R, width) that hold values (R, S) at the columns ids (R, S), and 0 elsewhere. The
+    ids of a row must be distinct."""
     if compat.is_torch_namespace(xp):
         return values.new_zeros((values.shape[0], width)).scatter_(1, ids, values)
     if compat.is_jax_namespace(xp):

@@ -67,7 +67,8 @@ SIZES = {
     "lines.linewidth": 2.2,
     "lines.markersize": 5.5,
 }
-"""What is in points on a picture of its own width."""
+"""Settings of the style that are sizes in points. They shrink if a picture is drawn narrower than
+its own width."""
 
 
 @dataclass(frozen=True)

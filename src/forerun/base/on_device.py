@@ -13,7 +13,7 @@ DTYPES = ("torch.float32", "torch.bfloat16", "torch.float16")
 OLDEST = (8, 0)
 """The lowest compute capability of devices that the kernels support."""
 MOST_TOKENS = 2**20
-"""A larger vocabulary has more blocks than one program can hold."""
+"""The largest supported vocabulary; a larger one has more blocks than one program can hold."""
 
 
 def are_on() -> bool:

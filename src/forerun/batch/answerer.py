@@ -28,7 +28,7 @@ from forerun.serve.openai.offer import Offer
 from forerun.serve.openai.routes import text_routes
 
 PAUSES = (1.0, 5.0, 25.0)
-"""Seconds before a request is tried again whose engine was being replaced."""
+"""Seconds to wait before a request is tried again because its engine was being replaced."""
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,8 @@ from forerun.serve.openai.offer import Offer
 from forerun.serve.openai.routes import text_routes
 
 ANY_TOKEN = 1 << 31
-"""The vocabulary of a model that is not loaded: no token id is too large."""
+"""The vocabulary size to assume while the model is not loaded, so that no token id counts as too
+large."""
 
 
 def routed(request: BatchRequest, *, is_chat: bool) -> tuple[str, Mapping[str, Any]]:
@@ -39,8 +40,7 @@ def check_whole(*, is_streamed: bool) -> None:
 class Judge:
     """Finds requests that a job would refuse, before its model is loaded.
 
-    name: the model's id.
-    drafter: that of the job.
+    name: the model's id. drafter: the job's drafter.
     """
 
     def __init__(self, name: str, drafter: str, *, is_raw: bool) -> None:

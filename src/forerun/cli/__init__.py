@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from forerun.base.errors import explain
 
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
-"""Errors of a disk that takes no more."""
+"""Error numbers which mean that a disk cannot take more data."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -10,7 +10,7 @@ from forerun.base.clock import now
 from forerun.base.errors import InputError, explain
 
 EVERY = 10.0
-"""Seconds between two lines of a check that takes long."""
+"""The shortest time, in seconds, between two progress lines of a check."""
 
 
 def run(args: argparse.Namespace) -> int:

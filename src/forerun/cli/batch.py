@@ -136,7 +136,7 @@ def _dry_run(source: Input, settings: Any) -> int:
     """Print the invalid lines of the file, without a model. Returns status 1 if there are any."""
     from forerun.batch.batch_routes import Judge
 
-    source.digest()  # an unreadable file is told here
+    source.digest()  # reports an unreadable file
     judge = Judge(_model_id(settings), settings.drafter, is_raw=settings.is_raw)
     teller, num_bad, num_lines = _Teller(), 0, len(source)
     for line in source:

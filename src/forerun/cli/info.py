@@ -22,12 +22,12 @@ from forerun.measure.machine import this_machine
 
 TITLES = "|".join(re.escape(package.title) for package in PACKAGES.values())
 CONVERTED = re.compile(rf"({TITLES}|.+-[0-9a-f]{{16}})-\d+(\..+)?")
-"""Folders of converted models, unfinished ones included."""
+"""Matches the names of folders with converted models, including unfinished ones."""
 FILES = {
     "packed": re.compile(r"[0-9a-f]{32}-[0-9a-f]{16}.*"),
     "contents": re.compile(r"[0-9a-f]{32}\..+"),
 }
-"""Folders of ours, and what we call the files in them."""
+"""Folders in the cache, each with a pattern for the names of the files that we put there."""
 
 
 def clear_cache(*, is_agreed: bool) -> int:
@@ -183,7 +183,7 @@ class Cache(NamedTuple):
 
     folder: Path
     pattern: str = "*"
-    besides: Path | None = None  # a folder within it that is told apart
+    besides: Path | None = None  # a folder within it that is listed separately
 
 
 def _caches() -> dict[str, Cache]:

@@ -59,7 +59,7 @@ def _spread(
     kv_dtype: KvDtype | None,
 ) -> Any:  # fmt: skip
     """Load a model divided among several processes with one GPU each."""
-    huggingface_model()  # a missing extra is told before anything is imported from it
+    huggingface_model()  # reports a missing extra before anything is imported from it
     from forerun import ranks
 
     if quantize is not None:

@@ -233,7 +233,7 @@ def hosts_for(host: str, allowed: Sequence[str], *, has_keys: bool) -> list[str]
 
 @dataclass(frozen=True)
 class Address:
-    """Where a server on this machine can be reached. path: of its Unix socket, if it has one."""
+    """The address of a server on this machine. path: that of its Unix socket, if it has one."""
 
     url: str
     path: str = ""

@@ -33,7 +33,7 @@ Sections = Mapping[str | None, argparse.Namespace]
 
 @dataclass
 class Shared:
-    """What all models of a server have in common."""
+    """The settings that all models of a server share."""
 
     families: Families
     log: RequestLog | None

@@ -33,7 +33,7 @@ SAMPLES = (
     "def fibonacci(n):\n    if n < 2:\n        return n\n",
     "To make bread you need flour, water, salt and yeast. To make bread you need",
 )
-"""Prompts for those who bring none."""
+"""The prompts that are used if a caller gives none."""
 
 
 @dataclass(frozen=True)

@@ -154,9 +154,10 @@ def _pass_of(count: int) -> str:
 
 XP = compat.array_namespace(np.empty(0))
 TRIALS, TOGETHER = 64, 8
-"""Random changes of each size, and how many are tried in one call."""
+"""The number of random changes tried for each size, and how many of them are tried in one call."""
 EXCUSED = 8.0
-"""A tie may be this many times wider than the difference seen between passes."""
+"""A tie counts as explained by rounding if it is at most this many times wider than the differences
+seen between passes."""
 
 
 @dataclass(frozen=True)

@@ -32,10 +32,12 @@ from forerun.base.arrays import HostArray, to_numpy
 MARGIN = 4.0
 MEASURED_MARGIN, PLACES = 4.0, 8
 MATTERING = 50.0
-"""A token whose logit lies further below the best has a chance under e**-50: nothing chooses it."""
+"""A token whose logit is this far below the highest has a probability under e**-50 and can be
+ignored, because nothing chooses it."""
 USUAL_LAYERS, USUAL_WIDTH = 32, 4096  # of a model that does not tell
 ROUTED_SHARE = 0.15
-"""The error of a token that a near-tie sent to another expert, as a share of the logits' spread."""
+"""The error that is assumed when a near-tie sends a token to another expert, as a share of the
+spread of the logits."""
 EPS = {
     # Many float64 models compute parts in float32, and functions may do so without telling.
     "float64": 2.0**-23,

@@ -23,7 +23,8 @@ from forerun.grammars.base import NOTHING_ALLOWED, Mask, Words, unpacked
 
 NUM_COMPILED = 64
 WHITE_SPACE = r"[ \t\r\n]{0,40}"
-"""What may stand between two parts of JSON: a new line, and the indentation of 19 levels."""
+"""The white space that may stand between two parts of JSON: room for a line break and 19 levels of
+indentation."""
 
 
 @dataclass(frozen=True)

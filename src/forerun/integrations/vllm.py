@@ -88,7 +88,7 @@ class Recognition(Generic[Known]):
 
 
 DRAFTERS: dict[str, Any] = {"ngram": NGram, "suffix": Suffix}
-"""Those that need nothing but the text: vLLM hands out no hidden states and no logits."""
+"""The drafters that need only texts, because vLLM provides neither hidden states nor logits."""
 OPTIONS = ("drafter", "remember", *DRAFTERS)
 GREEDY = Sampling(temperature=0.0)
 
@@ -180,8 +180,9 @@ class Proposer:
 
 
 def make_drafter(options: Mapping[str, Any]) -> Drafter:
-    """The drafter that the options name.  Several have no clock between them: vLLM runs a proposer
-    in every process of a tensor-parallel group, and all of them must guess alike."""
+    """Make the drafter that the options name. If it combines several, they are not chosen by
+    timings: vLLM runs a proposer in every process of a tensor-parallel group, and all of them must
+    guess alike."""
     spec = str(options.get("drafter", "suffix+ngram"))
     made: list[Drafter] = []
     for name in spec.split("+"):

@@ -26,7 +26,8 @@ from forerun.measure.records import Cell, Interval, Run
 NUM_SPLITS = 32
 
 FEWEST_PROMPTS = 12
-"""With fewer nothing is clear: resampled intervals of so few prompts are too narrow."""
+"""With fewer prompts the answer is always "not clear", because resampled intervals of so few
+prompts are too narrow."""
 
 
 class Answer(StrEnum):

@@ -21,7 +21,7 @@ from forerun.measure.running import run_cell
 from forerun.models.base import LanguageModel, Parents, check_score
 
 MOST_BYTES = 2 * 2**30
-"""Limit of the memory; the least recently used prompts are dropped first."""
+"""The most bytes of stored states; the least recently used prompts are dropped first."""
 
 Key = tuple[tuple[int, ...], tuple[int, ...]]
 

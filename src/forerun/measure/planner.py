@@ -82,11 +82,11 @@ def plan(
     """Probe the drafters and choose the setting with the fastest forecast on this machine.
 
     drafters: one drafter or several, as objects or by their names on the command line: "ngram",
-        ["ngram", "heads:folder"], or {"mine": Mine()}.
-    prompts: as for `generate`; use prompts like those you will serve.
-    rules: the lossless rules to consider, where their acceptance can be computed.
-    trees: node counts of trees to consider too, under `match`, as deep as max_draft_length.
-    report: is told what each step is about; `forerun.measure.probe.step_sizes` lists them.
+    ["ngram", "heads:folder"], or {"mine": Mine()}. prompts: as for `generate`; use prompts like
+    those you will serve. rules: the lossless rules to consider, where their acceptance can be
+    computed. trees: node counts of trees to consider too, under `match`, as deep as
+    max_draft_length. report: called at each step with a description of it;
+    `forerun.measure.probe.step_sizes` lists the steps.
     """
     if unknown := [rule for rule in rules if rule not in RULES]:
         cure = f"Chains can be planned under {', '.join(RULES)}."

@@ -126,7 +126,7 @@ def look_at(
 ) -> Subject:
     """The target's part of a probe: its texts and costs, which several drafters may share.
 
-    report: is told what each of the steps that `step_sizes` counts is about.
+    report: called with a description of each of the steps that `step_sizes` counts.
     """
     model = model_of(target)
     as_count("max_draft_length", max_draft_length, minimum=1)

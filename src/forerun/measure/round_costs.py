@@ -42,7 +42,7 @@ WARM_UP = 2
 """Rounds at the start of a call that are not timed; the first one reads the prompt."""
 
 TIMED_TOKENS = 96
-"""Tokens per timed request: about 30 rounds, a few of each draft length."""
+"""The number of tokens of each timed request: about 30 rounds, so a few of each draft length."""
 
 Table = dict[tuple[int, int], Interval]
 

@@ -65,7 +65,8 @@ def _other(token: int) -> int:
 
 @dataclass
 class Cycling(PassingOn):
-    """Asks another drafter for drafts of these lengths in turn, and records each request."""
+    """Asks another drafter for drafts, each time of the next length in `lengths`, and records each
+    request."""
 
     lengths: Sequence[int]
     asked: list[int] = field(default_factory=list)  # the longest budget of each round

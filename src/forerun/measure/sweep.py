@@ -33,7 +33,8 @@ from forerun.prompts import Prompt
 from forerun.rules.types import DraftLength
 
 Spread = Callable[[Sequence[Job], Machine], Iterable[Run]]
-"""Runs jobs on other machines; the machine is the one that the sweep was started on."""
+"""A function that runs jobs on other machines. It receives the jobs, and the machine that the sweep
+was started on."""
 
 
 @shown_by('fr.sweep(target, ["ngram", "suffix"], prompts, "folder")')

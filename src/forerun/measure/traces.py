@@ -30,7 +30,7 @@ from forerun.theory.overlap import acceptance, gumbel_acceptance
 from forerun.trees.tree import ROOT, Tree
 
 CHUNK = 64
-"""Rows of logits held in memory at once."""
+"""The most rows of logits that are held in memory at once."""
 
 
 @dataclass(frozen=True, eq=False)

@@ -1,4 +1,4 @@
-"""Whether speculation pays, by a sweep: the sentences of the shell and of the report.
+"""Says in sentences, for the shell and the report, whether speculation pays according to a sweep.
 
 They rest on `Results.gain`: the fastest cell, chosen on other prompts than it is measured on.
 Where its 95% interval contains 1, or prompts are few, the answer is "not clear", and that comes

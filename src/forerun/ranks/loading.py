@@ -134,8 +134,8 @@ def _config(name: str, options: dict[str, Any]) -> Any:
 
 QUERIES = ("q_proj", "qkv_proj", "query_key_value")
 KEYS = ("k_proj", "qkv_proj", "query_key_value")
-"""QUERIES and KEYS: the last part of the names of projections to attention heads in
-transformers."""
+"""KEYS and QUERIES: the last parts of the names, in transformers, of the projections that give key
+heads and query heads."""
 
 
 def check_device(device: str | None, num_local: int) -> str:

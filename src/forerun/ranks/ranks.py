@@ -25,10 +25,11 @@ from forerun.ranks.watchdog import Watchdog
 from forerun.ranks.wire import Wire
 
 GRACE_SECONDS = 10.0
-"""The time for the pass of rank 0 to fail after a failure, and for ranks to end when asked to."""
+"""The seconds that rank 0's pass has to fail after the group broke, and that ranks have to end when
+they are asked to."""
 NOTICE_SECONDS = 2.0
-"""The time for the reason to arrive after a pass has failed: the pass fails before the wire of a
-dead rank closes, or its process is reaped."""
+"""The seconds to wait for the reason after a pass has failed, because the pass may fail before the
+wire of a dead rank closes or its process is reaped."""
 LOAD_SECONDS = 7200.0
 """The time within which all ranks must have loaded the model."""
 

@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable
 
 PERIOD = 0.5
-"""Seconds between two looks."""
+"""Seconds between two checks."""
 
 
 class Watchdog:

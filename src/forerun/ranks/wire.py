@@ -12,8 +12,8 @@ from contextlib import suppress
 from typing import Any
 
 KEEPALIVE = {"TCP_KEEPIDLE": 10, "TCP_KEEPINTVL": 5, "TCP_KEEPCNT": 3}
-"""A host without power closes no connections; with these options they fail after 10 + 3 * 5
-seconds."""
+"""Socket options that make a connection fail after 10 + 3 * 5 seconds if the other host is gone,
+since a host without power closes no connections."""
 
 
 class Wire:

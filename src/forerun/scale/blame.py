@@ -21,7 +21,8 @@ from forerun.serve.admission.engine_deaths import Death, Trial, unexplained
 LEAST_DEATHS = 3
 CHANCE = 1e-3
 USUAL_SECONDS = 60.0
-"""For which an answer is in a replica before that is lost, as long as nothing else is known."""
+"""The assumed mean number of seconds that an answer runs before it loses its replica, until better
+data are known."""
 PAUSE = 1.0  # seconds that a request stays away after its second death
 LONGEST_PAUSE = 30.0
 

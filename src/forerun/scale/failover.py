@@ -24,7 +24,7 @@ from forerun.scale.messages import Beat, Ending, Message, Refusal, ReplicaLostEr
 from forerun.serve.admission.errors import ApiError
 
 PATIENCE = 5.0
-"""Seconds for which a replica may say nothing: five of its beats."""
+"""Seconds of silence after which a replica counts as lost: five of its beats."""
 GRACE = 1.0
 """Seconds after a deadline in which the replica's own end of the answer may arrive."""
 
@@ -53,7 +53,7 @@ class RemoteEngine:
 
     @property
     def seconds(self) -> float:
-        """For how many seconds the answer has been in the replica."""
+        """The number of seconds that the answer has been in the replica."""
         return 0.0 if self._entered is None else (self._left or now()) - self._entered
 
     def enter(self) -> None:

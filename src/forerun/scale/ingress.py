@@ -25,14 +25,16 @@ from forerun.serve.http.assembly import make_server
 from forerun.serve.openai.fingerprint import ModelCard
 
 BLOCK = 8
-"""Tokens between two places; an answer shorter than this may have none."""
+"""A point in a text is remembered after every this many tokens. An answer shorter than this may
+contain no such point."""
 
 MOST_PLACES = 100_000
-"""Places that are remembered, in about 20 MB; those not met for longest are forgotten."""
+"""The most points in texts that are remembered (about 20 MB); the least recently used ones are
+forgotten."""
 PAUSE = 0.2
-"""Seconds before work is sent again, where it is lost before it is begun."""
+"""Seconds to wait before work that was lost before it began is sent again."""
 AVOIDED = 60.0
-"""Seconds for which a replica that was lost gets no work, where there is another."""
+"""Seconds for which a lost replica gets no work, if there is another one."""
 
 
 class Conversations:

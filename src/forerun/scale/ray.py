@@ -26,7 +26,7 @@ from forerun.serve.http.requests import Bounds
 from forerun.serve.openai.offer import Limits
 
 OLDEST = (2, 60)
-"""The first version of Ray with all that is used here."""
+"""The first version of Ray that has everything used here."""
 
 
 def deployment(

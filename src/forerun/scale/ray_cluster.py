@@ -30,7 +30,7 @@ class Share:
 def start_ray() -> Any:
     """Connect to the cluster at RAY_ADDRESS, or start Ray on this machine. Returns the module
     `ray`."""
-    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # nobody is told what runs here
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # do not report what runs here
     try:
         import pandas  # noqa: F401
         import pyarrow  # noqa: F401

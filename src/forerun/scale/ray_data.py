@@ -22,7 +22,8 @@ from forerun.batch.lines import BatchRequest, first_text, seed_of, why_failed
 from forerun.scale.ray_cluster import reason_of, share_of_cluster, start_ray
 
 REQUESTS_PER_ROW = 4
-"""Requests that an actor gets at once, as a multiple of its rows; the last ones run alone."""
+"""The number of requests that an actor gets at once, as a multiple of its rows. The last ones run
+alone."""
 
 
 def map_batches(

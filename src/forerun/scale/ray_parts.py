@@ -19,7 +19,7 @@ from forerun.serve.openai.fingerprint import ModelCard, card_of
 from forerun.serve.watching.logs import set_up
 
 HEALTH_SECONDS = 1.0
-"""Between two checks of a replica: how soon one that died is replaced."""
+"""Seconds between two health checks of a replica, and so the time until a dead one is replaced."""
 HEALTH_PATIENCE = 5.0
 """Seconds for an answer to a check; Ray replaces a replica that has failed three in a row."""
 

@@ -11,12 +11,12 @@ from typing import Any
 from ray.serve.request_router import PendingRequest, RequestRouter, RunningReplica
 
 AVOID = "-"
-"""Before the name of a replica that is to be avoided."""
+"""The prefix of a replica's name that tells the router to avoid this replica."""
 
 
 def wish_of(work: Any) -> str:
-    """The replica that a `Work` prefers, or those that it avoids, as a string for the request's
-    session id."""
+    """A string for the request's session id, which names the replica that a `Work` prefers, or
+    those that it avoids."""
     names = [work.replica] if work.replica else [f"{AVOID}{name}" for name in work.avoid]
     return ",".join(names)
 

@@ -23,7 +23,7 @@ from forerun.serve.watching.logs import say
 
 POLL_SECONDS = 0.25
 END_SECONDS = 10.0
-"""For Ray to end the replicas; a cluster that is gone would be waited for without end."""
+"""Seconds that Ray has to end the replicas; waiting for a cluster that is gone would never end."""
 
 
 class Session:

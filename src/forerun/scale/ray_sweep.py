@@ -23,7 +23,7 @@ from forerun.measure.records import Run
 from forerun.scale.ray_cluster import reason_of, start_ray
 
 UNEQUAL = frozenset({"load", "command"})
-"""What may differ between the machines of one sweep."""
+"""Fields of the machines of one sweep that may differ."""
 
 Load = Callable[[], tuple[Any, Mapping[str, Drafter]]]
 

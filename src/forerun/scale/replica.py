@@ -30,10 +30,12 @@ from forerun.serve.admission.engines import Engines
 from forerun.serve.admission.errors import ApiError
 
 MESSAGE_SECONDS = 0.002
-"""A message costs a replica 0.3 ms of its interpreter: with 500 a second a sixth of a core."""
+"""The shortest time between two messages of a replica. A message takes 0.3 ms of its interpreter,
+so 500 a second take a sixth of a core."""
 
 BEAT_SECONDS = 1.0
-"""Between two signs of life where nothing else is said; see `failover.PATIENCE`."""
+"""Seconds without any other message after which a replica sends a sign of life; see
+`failover.PATIENCE`."""
 
 FAILED = Refusal("The engine has failed.", status=503)
 

@@ -1,5 +1,5 @@
-"""What replicas load and how they are run; these settings are sent to the machines of the
-replicas."""
+"""The settings of replicas: what they load and how they are run. They are sent to the replicas'
+machines."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from forerun.rules.types import DraftLength
 
 @dataclass(frozen=True)
 class ModelSettings:
-    """What each replica loads.
+    """The model and the drafters that each replica loads, and their settings.
 
     model: a hub name or a folder that every machine has; None for the default model.
     drafters: by their command-line names, the default first; empty for the usual one.

@@ -30,7 +30,7 @@ class Blocks:
     teacher: Teacher
     objective: Objective
     decay: float  # guess j counts decay^j
-    stride: int  # a batch has blocks after every so many places; which, changes from step to step
+    stride: int  # places between two blocks of a batch; the first one changes with the step
 
     def ahead(self, hidden: Tensor, tokens: Tensor, num_steps: int, first: int) -> Iterator[Tensor]:
         places = torch.arange(first, tokens.shape[1] - 1, device=tokens.device)

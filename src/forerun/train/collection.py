@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from forerun.train.shards import Spoken, list_shards, read, write_shard
 
 MOST_REPEATS = 2000
-"""Conversations in a row that are there already, after which there is nothing new to expect."""
+"""If this many conversations in a row are duplicates, nothing new is expected from the source."""
 
 
 class Source(Protocol):

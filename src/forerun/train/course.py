@@ -65,8 +65,9 @@ class Recipe(Protocol):
 
 
 Objective = Callable[[Tensor, Tensor, Tensor], Tensor]
-"""Draft logits (A, Vd), target probabilities (A, Vd) that may sum to less than 1, and the draft
-index (A,) of the target's likeliest token, -1 where it has none; gives losses (A,)."""
+"""A function that gives losses (A,) from draft logits (A, Vd), target probabilities (A, Vd) that
+may sum to less than 1, and the draft index (A,) of the target's likeliest token, -1 where it has
+none."""
 
 
 def forward_kl(logits: Tensor, probs: Tensor, best: Tensor) -> Tensor:

@@ -77,8 +77,9 @@ def least_likely_token(spoken: Sequence[Spoken], vocab_size: int) -> int:
 
 CURE = "Use a model like Llama, Mistral, Qwen 2 or 3, Gemma 3, GPT-2 or GPT-NeoX."
 TEXTS = ((0.3, 0.5, 0.7), (0.4,))
-"""Tokens by their place in the vocabulary.  Special tokens are at its ends; after several of them
-a model may hardly know what comes next, and 16-bit numbers then decide by their rounding."""
+"""Texts to test with: tokens given by their relative places in the vocabulary. Places near the ends
+are avoided because special tokens lie there. After several of these, a model may hardly know what
+comes next, and 16-bit numbers then decide by their rounding."""
 NUM_NEW = 3  # tokens
 TOLERANCE = 1e-2  # share of the spread of the logits by which a chosen token may miss the best
 ROUNDINGS = 32  # steps of the number format that it may miss by, if these are more

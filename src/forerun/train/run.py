@@ -36,7 +36,7 @@ from forerun.train.teacher import Batch, Teacher
 from forerun.train.training import Optimiser, Training, TrainingBudget, TrainingProgress, steps_of
 
 Spread = Callable[[Assignment, Collection, Fingerprint], AbstractContextManager[Source]]
-"""Makes a source of conversations that are not held here."""
+"""A function that makes a source whose conversations are generated outside this process."""
 
 
 @dataclass(frozen=True)

@@ -140,7 +140,7 @@ SAME = (
     "rope_theta",
     "num_layers",
 )
-"""The settings that must agree for weights to mean the same."""
+"""The fields of a design that must agree for weights to be reusable."""
 
 
 @dataclass(frozen=True)

@@ -287,8 +287,9 @@ class SlotLayer(CacheLayerMixin):  # type: ignore[misc]
     def update(
         self, key_states: Any, value_states: Any, *args: Any, **kwargs: Any
     ) -> tuple[Any, Any]:
-        """Write one token per row and return the whole layer. New texts are written whole and
-        attend only to themselves."""
+        """Write one new token per row, and return the keys and values of the whole layer. While new
+        texts are being stored (`cache.fresh`), write these whole instead, and return only their own
+        keys and values."""
         if not self.is_initialized:
             self.lazy_initialization(key_states, value_states)
         cache = self.cache

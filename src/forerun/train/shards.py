@@ -25,7 +25,7 @@ class Spoken:
 
     tokens: NDArray[np.int32]  # (L,)
     is_answer: NDArray[np.bool_]  # (L,)
-    group: str = ""  # its task group, where held-out figures are told by group
+    group: str = ""  # its task group, if held-out figures are reported by group
     temperature: float = 0.0  # of a held-out answer
 
     def __len__(self) -> int:

@@ -15,7 +15,7 @@ from forerun.cli.flags.shared import (
 )
 
 LAYOUTS = ("eagle3", "speculators")
-"""In which other engines load drafters."""
+"""The layouts in which other engines load drafters."""
 
 PLAN_EXAMPLES = """examples:
   forerun plan                                                  a few minutes on two cores
@@ -299,7 +299,8 @@ FLEET: dict[str, tuple[str, Any, str]] = {
     "store_gbps": ("GB/s", 5.0, "of the store that weights come from"),
     "requests": ("N", None, "requests to simulate"),
 }
-"""Name: what it takes, its default, and what it is."""
+"""The flags of the fleet simulation: for each name, the placeholder of its value, its default, and
+its help text."""
 SIZES = "1,10,100,1000"
 
 

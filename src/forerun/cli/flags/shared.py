@@ -42,8 +42,8 @@ SAMPLING: dict[str, tuple[type, float | None, str]] = {
     "presence_penalty": (float, 0.0, "subtract this from the logits of tokens in the answer"),
     "frequency_penalty": (float, 0.0, "the same, once per occurrence"),
 }
-"""Fields of `Sampling` that are flags, and their defaults; a seed means something else to each
-command."""
+"""The fields of `Sampling` that have flags, with their types, defaults and help texts. The seed is
+not among them, because it means something else to each command."""
 
 Group = argparse._ActionsContainer
 

@@ -1,4 +1,4 @@
-"""Where the time goes: drafting, scoring, verifying, committing."""
+"""The share of time that each stage takes: drafting, scoring, verifying, committing."""
 
 from __future__ import annotations
 

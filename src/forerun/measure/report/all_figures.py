@@ -1,4 +1,5 @@
-"""Every figure as a number, for who reads or copies tables, and one generation token by token."""
+"""Every figure as a number, for readers who want or copy tables, and one generation token by
+token."""
 
 from __future__ import annotations
 
