@@ -22,6 +22,8 @@ pytestmark = pytest.mark.serve
 
 GET = b"GET %s HTTP/1.1\r\nHost: a\r\n\r\n"
 SLOW = b"POST /slow HTTP/1.1\r\nHost: a\r\nContent-Length: 0\r\n\r\n"
+CLOSING = SLOW.replace(b"Host: a", b"Host: a\r\nConnection: close")
+STREAM = GET % b"/stream"
 PROBE = SLOW.replace(b"slow", b"health")  # takes as long
 
 
@@ -30,7 +32,8 @@ class Small(Protocol):
 
 
 class App:
-    """Answers at once, and at /slow when the gate opens; at /key it has been shown one."""
+    """Answers at once, and at /slow when the gate opens; at /key it has been shown one, and
+    /stream ends when the gate opens."""
 
     def __init__(self) -> None:
         self.gate = asyncio.Event()
@@ -41,6 +44,9 @@ class App:
         scope["state"]["key"] = (
             KEYS.find("Bearer sk-alice-123") if scope["path"] == "/key" else ANYBODY
         )
+        if scope["path"] == "/stream":
+            await self._stream(receive, send)
+            return
         if scope["path"] in ("/slow", "/health") and scope["method"] == "POST":
             self.num_slow += 1
             leaving = asyncio.create_task(self._leave(receive))
@@ -49,6 +55,17 @@ class App:
         headers = [(b"content-length", b"4")]
         await send({"type": "http.response.start", "status": 200, "headers": headers})
         await send({"type": "http.response.body", "body": b"fine"})
+
+    async def _stream(self, receive: Any, send: Any) -> None:
+        leaving = asyncio.create_task(self._leave(receive))
+        headers = [(b"content-type", b"text/event-stream")]
+        await send({"type": "http.response.start", "status": 200, "headers": headers})
+        for word in (b"data: one\n\n", b"data: two\n\n"):
+            await send({"type": "http.response.body", "body": word, "more_body": True})
+            self.num_slow += 1
+            await self.gate.wait()
+        leaving.cancel()
+        await send({"type": "http.response.body", "body": b""})
 
     async def _leave(self, receive: Any) -> None:
         while (await receive())["type"] != "http.disconnect":
@@ -169,11 +186,12 @@ def test_beyond_those_nobody_gets_in(monkeypatch: pytest.MonkeyPatch) -> None:
     run(main())
 
 
-def test_half_a_socket_gets_its_answer() -> None:
+@pytest.mark.parametrize("sent", [SLOW, CLOSING])
+def test_half_a_socket_gets_its_answer(sent: bytes) -> None:
     async def main() -> None:
         async with served() as (app, connect):
             client = await connect()
-            client.writer.write(SLOW)
+            client.writer.write(sent)
             client.writer.write_eof()
             await until(lambda: app.num_slow == 1)
             await asyncio.sleep(3 * connections.PROBE_SECONDS)
@@ -185,11 +203,30 @@ def test_half_a_socket_gets_its_answer() -> None:
     run(main())
 
 
-def test_one_that_has_gone_is_noticed() -> None:
+def test_half_a_socket_gets_the_rest_of_its_stream() -> None:
     async def main() -> None:
         async with served() as (app, connect):
             client = await connect()
-            client.writer.write(SLOW)
+            client.writer.write(STREAM)
+            await client.reader.readuntil(b"one\n\n")
+            client.writer.write_eof()
+            await asyncio.sleep(3 * connections.PROBE_SECONDS)
+            assert not app.has_left.is_set()
+            app.gate.set()
+            rest = await client.reader.read()
+            assert b": ping\n\n" in rest
+            assert b"data: two\n\n" in rest
+            assert rest.endswith(b"0\r\n\r\n")
+
+    run(main())
+
+
+@pytest.mark.parametrize("sent", [SLOW, CLOSING, STREAM])
+def test_one_that_has_gone_is_noticed(sent: bytes) -> None:
+    async def main() -> None:
+        async with served() as (app, connect):
+            client = await connect()
+            client.writer.write(sent)
             await until(lambda: app.num_slow == 1)
             client.writer.close()
             async with asyncio.timeout(10):

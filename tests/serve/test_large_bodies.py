@@ -188,6 +188,7 @@ def test_gzipped_bodies_are_read() -> None:
         ("gzip", gzipped(BODY)[:-9], 400, "invalid_json"),
         ("gzip", gzipped(BODY) + b"rest", 400, "invalid_json"),
         ("gzip", b"", 400, "invalid_json"),
+        ("gzip", gzip.compress(b"") * 900, 400, "invalid_json"),
         ("gzip", gzip.compress(b" " * 10**6), 413, "body_too_large"),
         ("gzip", gzip.compress(b" " * 9_000) * 3, 413, "body_too_large"),
     ],
@@ -209,6 +210,13 @@ def test_no_more_is_unpacked_than_a_body_may_hold() -> None:
     _, most = tracemalloc.get_traced_memory()
     tracemalloc.stop()
     assert most < 2**23
+
+
+def test_gzip_of_many_empty_members_costs_nothing() -> None:
+    """Each member leaves a copy of what comes after it, which is quadratic in their number."""
+    many = gzip.compress(b"", mtime=0) * 200_000
+    with pytest.raises(ApiError, match="more than 64 members"):
+        requests._unpacked(many, 2**22)
 
 
 def test_reading_is_fair_between_keys() -> None:

@@ -11,12 +11,12 @@ from collections import Counter
 from typing import Any
 
 import h11
-from starlette.types import Receive, Scope, Send
+from starlette.types import Message, Receive, Scope, Send
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from forerun.serve.admission.errors import overloaded
 from forerun.serve.admission.keys import ANYBODY
-from forerun.serve.http.responses import error_response
+from forerun.serve.http.responses import PING, error_response
 
 MOST_CONNECTIONS = 700
 """At once; a process may usually open 1024 files, those of the model among them."""
@@ -38,6 +38,7 @@ class Protocol(H11Protocol):  # type: ignore[misc]
     _probing: asyncio.TimerHandle | None = None
     _idle_since = 0.0
     _is_half_closed = False
+    _streams = False
 
     @property
     def is_idle(self) -> bool:
@@ -76,7 +77,7 @@ class Protocol(H11Protocol):  # type: ignore[misc]
         if self.scheme == "https":  # TLS has no half-closed connections
             return False
         if not self._is_half_closed:
-            is_asked = self.conn.their_state is h11.DONE and not cycle.response_started
+            is_asked = self.conn.their_state in (h11.DONE, h11.MUST_CLOSE)
             self._is_half_closed = is_asked and cycle.scope["http_version"] == "1.1"
             self._probe()
         return self._is_half_closed
@@ -94,13 +95,16 @@ class Protocol(H11Protocol):  # type: ignore[misc]
         super().connection_lost(exc)
 
     def _probe(self) -> None:
-        """Send 100 Continue, which clients ignore. If the client is gone, the second one ends the
-        connection."""
-        if self._is_half_closed and not self.cycle.response_started:
-            self.transport.write(
-                self.conn.send(h11.InformationalResponse(status_code=100, headers=[]))
-            )
-            self._probing = self.loop.call_later(PROBE_SECONDS, self._probe)
+        """Send what clients ignore: 100 Continue, and a comment in an event stream. If the client
+        is gone, the second one ends the connection."""
+        if not self._is_half_closed or self.cycle.response_complete:
+            return
+        if not self.cycle.response_started:
+            ignored = self.conn.send(h11.InformationalResponse(status_code=100, headers=[]))
+            self.transport.write(ignored)
+        elif self._streams and self.conn.our_state is h11.SEND_BODY:
+            self.transport.write(self.conn.send(h11.Data(data=PING)))
+        self._probing = self.loop.call_later(PROBE_SECONDS, self._probe)
 
     def _make_room(self) -> None:
         """If there are too many connections, close the least valuable idle ones."""
@@ -117,8 +121,14 @@ class Protocol(H11Protocol):  # type: ignore[misc]
             one.transport.abort()
 
     async def _answer_if_there_is_room(self, scope: Scope, receive: Receive, send: Send) -> None:
+        async def send_on(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                kinds = [value for name, value in message["headers"] if name == b"content-type"]
+                self._streams = any(kind.startswith(b"text/event-stream") for kind in kinds)
+            await send(message)
+
         if len(self.connections) <= self.most_connections or scope["path"] in PROBES:
-            await self.config.loaded_app(scope, receive, send)
+            await self.config.loaded_app(scope, receive, send_on)
             return
         refusal = overloaded("All connections are busy. Try again in a few seconds.")
         await error_response(refusal)(scope, receive, send)

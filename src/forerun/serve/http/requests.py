@@ -35,6 +35,8 @@ MOST_DISCARDED = 128 * 2**20
 """Bytes of a body that is too large which are read before the answer: a client that is still
 sending when the connection closes would not see why."""
 
+MOST_MEMBERS = 64
+"""Of a gzipped body; the rest of the body is copied for each of them."""
 
 LARGE = 64 * 2**10
 """Bytes; what a body has beyond them is received when its turn has come."""
@@ -128,6 +130,8 @@ def _unpacked(body: bytes, most: int) -> bytes:
     parts: list[bytes] = []
     size = 0
     while body or not parts:
+        if len(parts) == MOST_MEMBERS:
+            raise no_json(f"its gzip has more than {MOST_MEMBERS} members")
         member = zlib.decompressobj(wbits=16 + zlib.MAX_WBITS)
         try:
             parts.append(member.decompress(body, most - size + 1))
