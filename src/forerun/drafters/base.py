@@ -22,7 +22,7 @@ from forerun.trees.tree import Tree
 
 
 class Part(NamedTuple):
-    """What has been learned of one of several drafters that are asked together."""
+    """What was learned about one of several drafters that are asked together."""
 
     number: int  # its place among them
     shift: float = 0.0  # of the log-odds of the chances that it states
@@ -32,7 +32,7 @@ class Part(NamedTuple):
 
 
 class Prices(NamedTuple):
-    """What has been learned of costs and chances, for a drafter that asks other drafters."""
+    """The costs and chances learned so far, for a drafter that asks other drafters."""
 
     scoring: Sequence[float]  # tokens that could be made while 1, 2, ... guesses are scored
     parts: Sequence[Part]  # the drafters, the quickest first
@@ -62,14 +62,15 @@ class Turn:
     position: int
     """The index in the output of the first token to be guessed."""
     depth: int | None = None
-    """The largest number of guesses one after the other; None: as many as the budget."""
+    """The largest number of guesses that may follow one another; None: as many as `budget`."""
     shape: Tree | None = None
-    """The tree to fill, which allows no other, because the proof of the rule asks for it."""
+    """The only tree that the guess may fill, if the proof of the rule requires a fixed one; else
+    None."""
     worth: float = 0.0
-    """Under shared noise, leave out guesses less likely than this to be kept."""
+    """Under shared noise, guesses whose chance of being kept is below this are left out."""
     goes_on: tuple[float, ...] = ()
-    """By guesses in a row so far, from one on: nothing need be guessed after a last one less likely
-    than this.  Where it ends, guesses go on."""
+    """For lines of 1, 2, ... guesses, the chance of being kept that the last guess needs for
+    drafting to go on after it. Longer lines always go on."""
     prices: Prices | None = None
     """Costs and chances, for a drafter that asks others; None where they are not known."""
     room: int | None = None
@@ -91,7 +92,7 @@ class Guess:
     """The guessed tokens of one row, the tree that they form, and how they were drawn."""
 
     tokens: list[int] = field(default_factory=list)
-    """The guesses; of a tree, every parent before its children."""
+    """The guessed tokens. In a tree, a parent comes before its children."""
     drawn: Drawn = Drawn.POINT
     """How the tokens were drawn."""
     probs: np.ndarray[Any, Any] | None = None
@@ -102,14 +103,15 @@ class Guess:
     values: list[float] | None = None
     """The drafter's estimate of the chance of each token to be kept, (len(tokens),)."""
     parts: list[int] | None = None
-    """Which of several drafters made each token, (len(tokens),); the values are calibrated then."""
+    """The number of the drafter that made each token, (len(tokens),), if several drafters were
+    combined; `values` are then calibrated."""
     asked: Sequence[Asked] = ()
-    """Those of several drafters that were asked."""
+    """Reports on the drafters that were asked, if there are several."""
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """What a drafter is told after a round: which guesses were accepted, and the tokens added to
+    """A report to the drafter after a round: which guesses were accepted, and the tokens added to
     the row."""
 
     row: int

@@ -14,7 +14,7 @@ STEP = 0.05  # by which one verified guess moves the shift
 
 
 def calibrated(value: float, shift: float) -> float:
-    """A stated chance after shifting its log-odds."""
+    """A probability that a drafter states, after shifting its log-odds."""
     odds = exp(shift) * value / max(1e-6, 1 - value)
     return odds / (1 + odds)
 

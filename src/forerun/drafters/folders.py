@@ -38,13 +38,14 @@ KINDS = {
     "gguf": "a GGUF file",
     "model": "a whole model",
 }
-"""What a folder may hold, in words."""
+"""The kinds of content that a folder may have, each in words."""
 
 DRAFTERS = {
     "forerun": "heads", "block": "block", "eagle3": "eagle3", "dflash": "dflash",
     "dflash2": "dflash", "medusa": "medusa", "mtp": "mtp",
 }  # fmt: skip
-"""The kinds that draft here, by the drafter that reads them (`drafters/registry.py`)."""
+"""The drafter (by its name in `drafters/registry.py`) that reads each kind of folder that can draft
+here."""
 
 
 def find(place: str | Path) -> Path:

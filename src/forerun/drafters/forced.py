@@ -101,7 +101,7 @@ class Forced:
 
 
 def forced_tokens(turn: Turn, text: Text) -> list[int]:
-    """The tokens that the grammar forces after the text, at most as many as the turn allows."""
+    """The tokens that the grammar forces after the text, but at most as many as the turn allows."""
     grammar = turn.sampling.grammar
     if not isinstance(grammar, Cursor) or turn.height == 0:
         return []

@@ -21,7 +21,7 @@ from forerun.trees.sibling_laws import Children, draw_children
 XP = compat.array_namespace(np.empty(0))
 
 NUM_RACERS = 64
-"""Number of likeliest tokens that race to become children of a tree node."""
+"""The number of likeliest tokens that take part in the race to become children of a tree node."""
 
 
 @dataclass(frozen=True)

@@ -19,7 +19,7 @@ from forerun.rules.types import Drawn
 from forerun.trees.tree import ROOT, Tree
 
 MOST_CHILDREN = 8
-"""Limit of children per node in a tree without a given shape."""
+"""The most children of a node in a tree without a given shape."""
 
 
 class Growth:
@@ -85,7 +85,7 @@ class Growth:
         if self.level >= self.depth:
             self.frontier = []
         elif self.is_chain and not self.laws and new and self.values[new[-1]] < self._least():
-            self.frontier = []  # what comes next is not worth a pass of this model
+            self.frontier = []  # the next level is not worth a pass of this model
         elif self.shape is None:
             self.frontier = sorted(self._best(new, self.width))
             worst = sorted(self.values, reverse=True)[: self.turn.budget][-1:]
@@ -132,8 +132,8 @@ class Growth:
         )
 
     def kept(self, path: Sequence[int]) -> int | list[int]:
-        """Which of the fed tokens the model keeps after `path` was accepted: a number, or a list of
-        indices."""
+        """The fed tokens that the model keeps after `path` was accepted: their number if they come
+        first, else a list of their indices."""
         fed = {node: index for index, node in enumerate(self._fed)}
         nodes = [self._kept_order[node] for node in path]
         kept = [self._num_pending + fed[node] for node in nodes if node in fed]

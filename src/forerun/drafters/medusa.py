@@ -35,11 +35,12 @@ NAMES = {
     r"^lm_heads\.(\d+)\.": r"\1.head.",
     r"^(\d+)\.(\d+)\.weight$": r"\1.head.weight",
 }
-"""The layouts' names of tensors, and ours: HEAD.block.LAYER.weight, HEAD.head.weight."""
+"""Patterns for the tensor names of both layouts, and what turns them into our names:
+HEAD.block.LAYER.weight, HEAD.head.weight."""
 OF_THE_TARGET = re.compile(r"(base_)?model\.|lm_head\.")
-"""The names of tensors of a target, which may lie in the same files."""
+"""Matches the names of the target's own tensors, which may lie in the same files."""
 COUNTS = {"heads": ("medusa_num_heads", "num_heads"), "blocks": ("medusa_num_layers",)}
-"""Where config.json says how many there are."""
+"""The settings of config.json that give the numbers of heads and of blocks."""
 
 
 @dataclass(frozen=True)
@@ -115,7 +116,7 @@ class MedusaRunner:
         features: Sequence[Any],
         tokens: Sequence[Sequence[int]],
     ) -> Logits:
-        """The last hidden state of each row (R, D), the input of every head."""
+        """Return the last hidden state of each row (R, D), which is the input of every head."""
         import torch
 
         last = torch.stack([torch.as_tensor(part[-1]) for part in features])

@@ -1,8 +1,8 @@
 """Keeps what a drafter remembers of texts separate for each owner.
 
 A guess made from another request's text cannot change an answer, but a fast answer reveals that the
-text was there. So a drafter that learns from one request for the next has a memory per owner, and
-is told the owner of each request (`Drafter`, `assign`).
+text was there. So a drafter that learns from one request for the next has a memory per owner; its
+method `assign` receives the owner of each request.
 """
 
 from __future__ import annotations
@@ -13,7 +13,8 @@ from typing import Generic, TypeVar
 Memory = TypeVar("Memory")
 
 MOST_OWNERS = 32
-"""Whose memories are kept; beyond them, those of owners without a request go, oldest first."""
+"""The largest number of owners whose memories are kept. Beyond it, the memories of owners without a
+request are dropped, oldest first."""
 
 
 class ByOwner(Generic[Memory]):

@@ -108,10 +108,10 @@ FACTORIES: dict[str, Factory] = {
     "medusa": medusa,
     "mtp": mtp,
 }
-"""Those that come with Forerun."""
+"""The drafters that come with Forerun, by name."""
 
 WITHOUT_ARGUMENT = {"ngram": "NGram(max_n=3)", "suffix": "Suffix()"}
-"""Those that take nothing after a colon, and how they are made in Python."""
+"""The drafters whose names take nothing after a colon, and how they are made in Python."""
 
 
 def names() -> list[str]:

@@ -32,7 +32,7 @@ from forerun.models.handover import Shelf
 from forerun.trees.tree import ROOT
 
 BREAK = -1
-"""Stands between texts: nothing follows across it."""
+"""Marks the border between two texts, across which nothing is copied."""
 WIDTH = 8
 """The number of likeliest successors of a node that are kept in order."""
 
@@ -51,7 +51,7 @@ class Node:
 
 
 Cursor = Node | int
-"""Where a reader stands: at a node, or inside the tail of a leaf, before a place in the text."""
+"""The position of a reader: a node, or a place in the text inside the tail of a leaf."""
 
 
 class SuffixTrie:
@@ -158,7 +158,8 @@ def read(trie: SuffixTrie, cursors: Sequence[Cursor], tokens: Iterable[int]) -> 
 
 
 NUM_STARTS = 3
-"""Match lengths tried in each trie; shorter matches are more frequent but less reliable."""
+"""The number of match lengths that are tried in each trie. Shorter matches are more frequent but
+less reliable."""
 
 
 @dataclass

@@ -1,4 +1,4 @@
-"""Collects the texts of a drafter's rows from the tokens that it is told."""
+"""Collects the texts of a drafter's rows from the tokens that the drafter receives."""
 
 from __future__ import annotations
 

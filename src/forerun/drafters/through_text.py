@@ -21,7 +21,8 @@ from forerun.models.base import LanguageModel, State
 
 UNFINISHED = "�"
 LOOK_BEHIND = 4
-"""Last tokens of a text that are not committed, since further text may re-tokenize them."""
+"""The number of tokens at the end of a text that are not committed, since further text may change
+how it is split into tokens."""
 
 
 @dataclass

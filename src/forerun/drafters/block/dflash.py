@@ -42,7 +42,7 @@ CONVS = {
 """Our weights of the convolutions of a layer, and the tensors."""
 TABLES = ("candidate_selector.predecessor_codebook", "candidate_selector.successor_codebook")
 UNUSED = ("t2d", "verifier_lm_head.weight", "verifier_norm.weight")
-"""Tensors that say nothing about drafting: a mask of the draft tokens, and parts of the target."""
+"""Tensors that are not used for drafting: a mask of the draft tokens, and parts of the target."""
 
 FALSE_ONLY = {
     "quantization_config": "its tensors are quantised",
@@ -52,13 +52,14 @@ FALSE_ONLY = {
     "attention_sink_bias": "its attention has sinks",
     "final_logit_softcapping": "its logits are capped",
 }
-"""Settings under which a draft model is another function than ours, and what they mean."""
+"""Settings that must be off, because a draft model with them computes something else; each with
+what it means."""
 ONE_ONLY = {
     "input_embedding_scale": "its embeddings are scaled",
     "output_multiplier": "its logits are scaled",
     "logit_scale": "its logits are scaled",
 }
-"""Settings that must be 1 if they are given, and what another value means."""
+"""Settings that must be 1 if they are given, each with what another value would mean."""
 SCALES = ("input_embedding_scale", "output_multiplier", "final_logit_softcapping")
 """Settings that DFlash2 computes with, if they are in `dflash_config`."""
 SETTINGS = {
@@ -66,7 +67,7 @@ SETTINGS = {
     "attention_sink_bias", "sample_from_anchor", "projector_type", *ONE_ONLY, *FALSE_ONLY,
     "conv_kernel_size", "conv_group_size", "selector_rank", "selector_top_k",
 }  # fmt: skip
-"""Known names in `dflash_config`; another one belongs to a newer layout."""
+"""The known names in `dflash_config`; an unknown name means a newer layout."""
 
 
 @dataclass(frozen=True)

@@ -44,8 +44,8 @@ class Heads(StepByStep):
 
     @property
     def design(self) -> Design | None:
-        """The sizes of the network. For a published head this may be None until it has met its
-        target."""
+        """The sizes of the network. For a published head this may be None until its target is
+        known."""
         return self._trained.design if self._trained else None
 
     @property

@@ -28,7 +28,8 @@ from forerun.drafters.heads.published import LAYER, PublishedFiles, matched
 
 KIND = "eagle3"
 Rotation = tuple[NDArray[np.float32], float]
-"""Turns per position (d / 2,), and the factor of cosines and sines."""
+"""The angle per position of each pair of a head (d / 2,), and the factor of its cosines and
+sines."""
 
 FIRST = {"norm_feature": ("hidden_norm",), "norm_embedding": ("input_layernorm",)}
 LATER = {"norm": ("input_layernorm",)}
@@ -42,7 +43,7 @@ OLD_NAMES = {
     "draft_id_to_target_id": "d2t",
 }
 UNUSED = ("t2d", "verifier_lm_head.weight", "verifier_norm.weight")
-"""Tensors that say nothing about drafting: a mask of the draft tokens, and parts of the target."""
+"""Tensors that are not used for drafting: a mask of the draft tokens, and parts of the target."""
 
 FALSE_ONLY = {
     "quantization_config": "its tensors are quantised",
@@ -51,12 +52,13 @@ FALSE_ONLY = {
     "pard_token": "it guesses several tokens in one pass (P-EAGLE)",
     "parallel_drafting": "it guesses several tokens in one pass (P-EAGLE)",
 }
-"""Settings under which a head is another function than ours, and what they mean."""
+"""Settings that must be off, because a head with them computes something else; each with what it
+means."""
 SWITCHES = {
     "norm_before_residual", "norm_before_fc", "fc_norm", "use_aux_norm", "norm_output",
     "norm_topk_prob", "rms_norm_eps", "layer_norm_eps", "norm_eps",
 }  # fmt: skip
-"""Known names with `norm` in them; another one is a switch of a newer layout."""
+"""The known settings with `norm` in their names; an unknown one is a switch of a newer layout."""
 
 
 @dataclass(frozen=True)

@@ -161,8 +161,8 @@ Begin = Callable[..., Begun]
 
 
 class Ask:
-    """The preallocated arrays of a pass that is run often: a few tokens of one row, and the line of
-    guesses after them. Only the numbers in the arrays change."""
+    """The preallocated arrays of a frequent kind of pass: a few tokens of one row, and the line of
+    guesses after them. Between passes only the numbers in the arrays change."""
 
     def __init__(self, level: Level) -> None:
         self.level = level

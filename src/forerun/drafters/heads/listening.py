@@ -1,4 +1,5 @@
-"""What a drafting network has received from its target, row by row, and the drafts made from that.
+"""Stores what a drafting network has received from its target, row by row, and makes drafts from
+it.
 
 After a round the target has processed all tokens of a text but the newest. The hidden state of
 token t is paired with token t + 1, and each pair is one entry of the network; the newest token is
@@ -34,15 +35,16 @@ class Heard:
 
     num_entries: int = 0  # verified entries, waiting ones included
     waiting: list[tuple[Any, Sequence[int]]] = field(default_factory=list)
-    """Entries not yet run: hidden states (N, F), and the token after each of them (N,)."""
+    """The entries that have not been computed yet, in parts: hidden states (N, F), and the token
+    after each of them (N,)."""
     logits: tuple[Any, int] | None = None  # of the last entry that was run: its row of these
     numbers: dict[int, int] = field(default_factory=dict)
-    """The runner's number of each draft node it was given."""
+    """The number that the runner gave to each draft node."""
     num_nodes: int = 0  # nodes given to the runner since its last entry
 
 
 class Ahead(NamedTuple):
-    """A line of guesses that is being computed before the drafter is asked for it."""
+    """A line of guesses whose computation was started before the drafter is asked for it."""
 
     turn: Turn  # the one before
     position: int
@@ -60,7 +62,7 @@ class Ahead(NamedTuple):
         )
 
     def guess(self, turn: Turn) -> Guess:
-        """The line as a `Guess`, cut to what the turn wants."""
+        """The line as a `Guess`, cut to the length and the chances that the turn allows."""
         count = min(int(self.line.counts[0]), turn.height)
         values = self.line.values[0, :count].tolist()
         while values and values[-1] < turn.worth:
@@ -69,7 +71,7 @@ class Ahead(NamedTuple):
 
 
 class Listening:
-    """What the network knows of the rows of one engine."""
+    """The rows of one engine, with everything that the network has received about them."""
 
     def __init__(self, vocab_size: int, runner: Runner, num_rows: int, capacity: int) -> None:
         self.vocab_size = vocab_size

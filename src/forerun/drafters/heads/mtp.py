@@ -26,7 +26,7 @@ from forerun.drafters.heads.fingerprint import Fingerprint
 from forerun.drafters.heads.published import LAYER, PublishedFiles, matched
 
 ENDS = ("norm_embedding", "norm_feature", "join", "norm_head")
-"""What is around the decoder layer; `Layout.ends` has the same order."""
+"""The weights before and after the decoder layer, in the order of `Layout.ends`."""
 INSIDE = LAYER | {"norm": ("input_layernorm",)}
 MOST_LAYERS = 10_000
 PROMISES = ("num_nextn_predict_layers", "mtp_num_hidden_layers", "num_mtp_layers")
@@ -34,7 +34,8 @@ PROMISES = ("num_nextn_predict_layers", "mtp_num_hidden_layers", "num_mtp_layers
 
 @dataclass(frozen=True)
 class Layout:
-    """How the tensors of a layer are called, {} being its number, and what is known of it."""
+    """The names of a layer's tensors in one published layout ({} stands for the layer's number),
+    and how the layer is read."""
 
     around: str  # the beginning of the names around the decoder layer
     within: str  # of those of the decoder layer
@@ -45,7 +46,7 @@ class Layout:
     counts_on: bool = False  # its number is that after the model's last layer
 
     def numbers(self, names: Iterable[str]) -> list[int]:
-        """The layers of which there is a tensor, in their order."""
+        """The numbers of the layers that have a tensor among these names, in ascending order."""
         around = re.escape(self.around).replace(r"\{\}", r"(\d+)")
         name = re.compile(rf"{around}(?:{'|'.join(map(re.escape, self.ends))})\.weight")
         found = filter(None, map(name.fullmatch, names))
@@ -77,13 +78,14 @@ LAYOUTS = (
     Layout("mtp_layers.{}.", "mtp_layers.{}.", MIMO, norms_output=(True,)),  # `speculators`
 )
 SHARED = re.compile(r".*(embed_tokens|shared_head\.head|lm_head)\.weight")
-"""Copies of the target's embedding and head."""
+"""Matches copies of the target's embedding and head, which are left out."""
 OF_OTHERS = {
     r"\.experts\.|shared_expert|mlp\.gate\.": "its layer has experts",
     r"\.(q_a|kv_a|kv_b)_": "its keys and values are compressed (MLA)",
     r"scale|qweight|qzeros|packed|g_idx|absmax|\.SCB": "its tensors are quantised",
 }
-"""Tensors of layers that our network does not compute, and what they mean."""
+"""Patterns for the names of tensors that our network does not have, each with what such a tensor
+means."""
 
 
 @dataclass(frozen=True)
@@ -148,7 +150,7 @@ def load(place: str | Path) -> PublishedLayer:
 
 
 def belonging(names: Collection[str]) -> set[str]:
-    """Which of a model's tensors are of MTP layers."""
+    """The names, among a model's tensors, that belong to MTP layers."""
     found = [layout.around.format(n) for layout in LAYOUTS for n in layout.numbers(names)]
     return {name for name in names if name.startswith(tuple(found))}
 
@@ -202,7 +204,7 @@ class Files(PublishedFiles):
     def weights(
         self, design: Design, names: Mapping[str, tuple[str, ...]]
     ) -> dict[str, NDArray[np.float32]]:
-        """The tensors of these names, as `Network.state_dict` calls them."""
+        """The tensors with these names, renamed as `Network.state_dict` calls them."""
         expected = matched(design, names)
         if f"{names['head'][0]}.weight" not in self.tensors:
             del expected["head.weight"]

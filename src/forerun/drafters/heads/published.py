@@ -34,7 +34,7 @@ LAYER = {
     "gate_up": ("mlp.gate_proj", "mlp.up_proj"),
     "down": ("mlp.down_proj",),
 }
-"""The tensors that each weight of a layer is made of, one below the other."""
+"""For each weight of a layer, the tensors that it is joined from, one below the other."""
 
 
 @dataclass
@@ -46,7 +46,7 @@ class PublishedFiles:
     tensors: dict[str, NDArray[Any]]
     is_flat: bool = field(init=False)
     settings: dict[str, Any] = field(init=False)  # of the layers
-    config: Any = field(init=False)  # the same as transformers completes them
+    config: Any = field(init=False)  # the settings as transformers completes them
     noun: ClassVar[str] = "draft model"
     inside: ClassVar[str] = ""  # where config.json has more settings of this kind
 

@@ -37,7 +37,7 @@ from forerun.serve.watching.roles import Watcher
 
 NUM_RECENT = 64
 LONGEST = 60.0
-"""Seconds; nobody is sent away for longer than this."""
+"""The most seconds after which a refused client is told to try again."""
 
 
 class ServiceTimes:

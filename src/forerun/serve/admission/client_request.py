@@ -23,8 +23,8 @@ from forerun.serve.watching.roles import Watcher
 
 @dataclass
 class Progress:
-    """What one choice has so far: its tokens, its counts from earlier engines, and their
-    failures."""
+    """The state of one choice so far: its tokens, its counts from earlier engines, and the failures
+    of engines that it was in."""
 
     tokens: list[int] = field(default_factory=list)
     fates: list[Fate] = field(default_factory=list)
@@ -219,7 +219,7 @@ class Ticket(AsyncIterator[tuple[int, Piece]]):
                 self._submitted.set_result(None)
             else:
                 self._submitted.set_exception(self._error)
-                self._submitted.exception()  # whoever reads on is told again
+                self._submitted.exception()  # avoids a warning if nobody waits for it
         self._pieces.put_nowait(None)
         self._on_end(self)
         for listener in self._listeners:

@@ -16,7 +16,8 @@ from weakref import WeakKeyDictionary
 from forerun.serve.admission.engine_roles import PooledEngine
 
 MOST_MYSTERIES = 3
-"""Engines that may die around a choice for no reason found, before that is held against it."""
+"""A choice is not tried again once this many engines have died around it without a cause being
+found."""
 
 
 @dataclass

@@ -17,10 +17,11 @@ from forerun.serve.admission.engine_roles import Pair
 from forerun.serve.admission.errors import ApiError
 
 MOST_ENGINES = 4
-"""Idle engines beyond these are closed: each keeps rows of its own."""
+"""If there are more idle engines than this, some are closed, because each has rows of its own."""
 
 FIRST_PAUSE, LONGEST_PAUSE = 0.5, 30.0
-"""Seconds between attempts to replace an engine that cannot be made."""
+"""Seconds between attempts to replace an engine that cannot be made: the first pause, and the
+longest."""
 
 CLOSE_SECONDS = 5.0
 """How long a shutdown waits for the passes that engines are in."""
@@ -93,7 +94,7 @@ class Engines:
 
     async def _replace(self, pair: Pair) -> None:
         try:
-            with suppress(ApiError):  # which whoever asks for the pair is told
+            with suppress(ApiError):  # requests for the pair report it
                 await self.get(pair)
         finally:
             del self._replacements[pair]
@@ -141,7 +142,7 @@ class Engines:
         """Make an engine. If that fails, it is tried again until it succeeds."""
         try:
             engine = await asyncio.to_thread(self._make, pair)
-        except ForerunError as error:  # the pair does not fit: whoever asked for it is told
+        except ForerunError as error:  # the pair does not fit, and its request says so
             raise ApiError(str(error), param="speculation") from error
         except Exception as error:
             LOG.exception("An engine could not be made.")

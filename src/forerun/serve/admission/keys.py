@@ -28,7 +28,7 @@ from forerun.base.errors import InputError, explain
 from forerun.serve.admission.errors import ApiError
 
 BUSY = (429, 503)
-"""Refusals that are the server's fault: such requests cost a key nothing."""
+"""Statuses of refusals that are the server's fault. Such requests are not counted for a key."""
 
 
 @dataclass(frozen=True)
@@ -150,7 +150,7 @@ def _refusal(message: str, retry_after: float) -> ApiError:
 
 
 SHORTEST = 8
-"""Characters; a shorter key is guessed too easily."""
+"""The fewest characters of a key; a shorter one is guessed too easily."""
 
 
 @dataclass(frozen=True)
@@ -165,7 +165,7 @@ class Key:
 
 
 ANYBODY = Key("", "", b"", Quota(KeyLimits(max_priority=sys.maxsize)))
-"""Whoever asks a server without keys."""
+"""The key of all clients of a server without keys."""
 
 
 class Keys:

@@ -18,8 +18,9 @@ from forerun.engine.queue import Queue
 from forerun.serve.admission.engine_roles import Pair
 
 STANDBY_SHARE = 4
-"""Where all rows belong to one engine, a quarter as many choices more wait in its own queue: when a
-row gets free, the next round has the next choice without asking the event loop."""
+"""If all rows belong to one engine, some choices wait in the engine's own queue, a quarter as many
+as there are rows. So when a row becomes free, the next round can begin a choice without asking the
+event loop."""
 
 
 @dataclass(frozen=True, eq=False)

@@ -15,7 +15,8 @@ from forerun.engine.results import TokenLogprob
 from forerun.models.base import LanguageModel
 
 PART = 32
-"""Tokens in a pass: it slows the rounds of engines that run beside it."""
+"""The tokens in one pass. It is short, because it delays the rounds of engines that run beside
+it."""
 
 
 class LeftError(Exception):

@@ -34,7 +34,8 @@ from forerun.serve.watching.logs import ResponseLog
 from forerun.serve.watching.roles import Watcher
 
 OPEN = ("/health", "/ready", "/")
-"""Paths that need no key; so do the page's files.  None of them tells anything of a request."""
+"""Paths that need no key; the files of the demo page need none either. None of them tells anything
+about requests."""
 
 
 def make_app(
@@ -205,11 +206,12 @@ ABSENT = {
     "evals": "evaluations",
     "complete": "older completions; use /v1/messages",
 }
-"""Routes that other servers have after `/v1/`, or without it, and what they would be."""
+"""Routes that other servers have, with or without `/v1/`, and what each of them does."""
 
 
 def _absent(path: str) -> str | None:
-    """What a path does on other servers, for a helpful 404; None for unknown paths."""
+    """A description of what a path does on other servers, for a helpful 404; None for unknown
+    paths."""
     first = path.strip("/").removeprefix("v1/").partition("/")[0]
     return ABSENT.get(first)
 
@@ -247,7 +249,8 @@ PAGE_HEADERS = {
     "cache-control": "no-cache",
     "referrer-policy": "no-referrer",
 }
-"""The page runs its own scripts and styles and speaks to its own server, and that is all."""
+"""Headers that allow the page to run its own scripts and styles and to talk to its own server, and
+nothing else."""
 
 
 def page_routes() -> list[Path]:

@@ -28,9 +28,9 @@ from forerun.serve.http.tls import check_certificate, load_certificate
 from forerun.serve.watching.logs import say
 
 FAREWELL = 5
-"""Seconds for the last responses to leave, after the desk is empty."""
+"""Seconds that the last responses have to be sent after the desk is empty."""
 STILL_WARMING = 10.0
-"""Seconds between two lines that tell of a long warm-up."""
+"""Seconds between two log lines about a long warm-up."""
 
 
 def bind(host: str, port: int, bounds: Bounds) -> socket.socket:

@@ -33,7 +33,7 @@ from forerun.serve.watching.roles import Watcher
 
 GIB = 2**30
 MOST_WAITING = 64
-"""Requests that may wait for a model to be loaded; more get 429."""
+"""The most requests that may wait for a model to be loaded; more get status 429."""
 
 LONGEST_LOAD = 3600.0
 """The most seconds that loading a model may take, including waiting and downloading."""
@@ -46,13 +46,15 @@ ANSWERED: Mapping[str, Mapping[str, Any]] = {
     "/v1/chat/completions": {"messages": MESSAGES, "max_tokens": 1},
     "/v1/responses": {"input": "Hello!", "max_output_tokens": 16},
 }
-"""Bodies of the requests that nobody sent, by their route's path: what is loaded at its first use,
-compiled code and the grammar library, is loaded by them, so that no client waits for it."""
+"""Request bodies, by path, that the server answers by itself when it starts. They load everything
+that is loaded on first use, such as compiled code and the grammar library, so that no client waits
+for it."""
 
 READ: Mapping[str, Mapping[str, Any]] = {
     "/v1/chat/completions": {"messages": MESSAGES, "response_format": {"type": "json_object"}},
 }
-"""Bodies that are only read: compiling a grammar is what takes long."""
+"""Request bodies that are only read at the start and not answered, because compiling their grammar
+takes the time."""
 
 
 @dataclass

@@ -90,7 +90,7 @@ def owner_of(scope: Scope) -> str:
 
 
 MOST_STUCK = 8
-"""Threads that may be at work after they were given up; beyond that, work is refused at once."""
+"""The most abandoned threads that may still be running; beyond that, work is refused at once."""
 
 Result = TypeVar("Result")
 

@@ -29,9 +29,9 @@ class Kind(Protocol):
         `where` if the value is not of this kind."""
         ...
 
-        """The kind as JSON Schema."""
-
-    def schema(self) -> Schema: ...
+    def schema(self) -> Schema:
+        """The JSON Schema of this kind."""
+        ...
 
 
 @dataclass(frozen=True)
@@ -218,7 +218,8 @@ class MapOf:
 
 
 MOST_NESTED = 200
-"""Levels of an object that is passed on: what reads it next may call itself for each."""
+"""The most levels of nesting in an object that is passed on, because the code that reads it next
+may be recursive."""
 
 
 def is_nested_deeper(value: Any, limit: int) -> bool:

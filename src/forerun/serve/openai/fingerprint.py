@@ -29,10 +29,11 @@ from forerun.serve.admission.ask import Ask
 from forerun.serve.openai.offer import Offer, defaults_of
 
 NOISE = 1
-"""Raise this when a seed gives other noise than before: a test knows what number 1 gives."""
+"""The version of the noise. Raise it if a seed gives other noise than before; a test knows the
+noise of version 1."""
 
 UNTOLD = ("_name_or_path", "name_or_path", "transformers_version")
-"""What a configuration says that changes no logit."""
+"""Fields of a configuration that cannot change a logit."""
 
 
 class Fingerprint:

@@ -167,7 +167,7 @@ def parse_object(body: bytes, max_values: int | None = None) -> dict[str, Any]:
 
 
 WEIGHT = 4
-"""Numbers that take as long to read as one text, list or object."""
+"""Reading one text, list or object takes as long as reading this many numbers."""
 
 
 def _has_more_values(body: bytes, most: int) -> bool:

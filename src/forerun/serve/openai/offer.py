@@ -1,4 +1,5 @@
-"""What a server offers: its model, the names of its drafters and rules, and its limits."""
+"""Describes what a server offers: its model, the names of its drafters and rules, and its
+limits."""
 
 from __future__ import annotations
 
@@ -17,7 +18,7 @@ def defaults_of(target: Any) -> dict[str, float]:
 
 
 MOST_TOKENS = 32_768
-"""New tokens of an answer, where the context holds more and nothing else is said."""
+"""The most new tokens of an answer if the context allows more and nothing else is specified."""
 
 
 @dataclass(frozen=True)
@@ -40,7 +41,7 @@ class Limits:
 
 @dataclass(frozen=True)
 class Offer:
-    """What routes know about their server.
+    """The facts about a server that its routes use.
 
     drafters: allowed names for `speculation.drafter`, the default first; "none" drafts nothing.
     rules: allowed names for `speculation.rule`, the default first.

@@ -39,7 +39,7 @@ REFUSED = {
     "verbosity": "the model has no such setting.",
     "prompt_cache_retention": "what is kept of a prompt is not a request's to decide.",
 }
-"""Fields of OpenAI's that no route can honour, and why."""
+"""Fields of OpenAI's API that no route can honour, each with the reason."""
 NO_THINKING = {"reasoning_effort": "use /v1/chat/completions."}
 
 

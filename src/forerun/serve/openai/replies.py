@@ -1,4 +1,5 @@
-"""What the replies of all routes share: token counts, finish reasons, and tokens as text."""
+"""The parts that the replies of all routes share: token counts, finish reasons, and tokens as
+text."""
 
 from __future__ import annotations
 
@@ -75,7 +76,7 @@ FINISHES = {
     "context": "length",
     "deadline": "length",
 }
-"""Our reasons to end, in OpenAI's words; the others are failures."""
+"""OpenAI's names for our reasons to end a text. Reasons that are not listed are failures."""
 
 
 def finish_of(reason: str) -> str:

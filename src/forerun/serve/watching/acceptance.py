@@ -19,17 +19,19 @@ from forerun.engine.results import Direction
 
 RARE = 5e-4
 LEAST_JUDGED = 16
-"""Guesses of an answer; one with fewer tells nothing."""
+"""The fewest judged guesses of an answer whose acceptance is compared; fewer tell nothing."""
 LEAST_ANSWERS, MOST_ANSWERS = 64, 512
-"""Answers that say what is usual."""
+"""The fewest and the most earlier answers from which the usual acceptance is computed."""
 WINDOW, NEEDED = 20, 3
-"""Unusual answers among the last ones that make an alarm."""
+"""An alarm is raised if NEEDED of the last WINDOW answers were unusual."""
 ADAPTS = 64
-"""Answers after which an alarm's acceptance is the usual one: the requests are others now."""
+"""If an alarm lasts for this many answers, their acceptance becomes the usual one, because the
+requests have probably changed."""
 LEAST_SPREAD = 0.05
-"""Standard deviation of the chances of answers: equal requests would make it nothing."""
+"""The smallest assumed standard deviation of acceptance rates between answers; equal requests alone
+would make it 0."""
 MOST_COUNTED = 400
-"""An answer with more judged guesses counts as if it had this many, to bound the cost of a sum."""
+"""The most judged guesses of an answer that are counted, to bound the cost of a sum."""
 MOST_KINDS = 32
 
 DIRECTIONS: tuple[Direction, ...] = ("low", "high")

@@ -22,9 +22,10 @@ from forerun.serve.watching.roles import Watcher
 
 LOG = logging.getLogger("forerun.serve")
 QUIET_ROUTES = ("/health", "/ready", "/metrics", "/v1/stats")
-"""Asked for by machines every few seconds: logged at level DEBUG where all is well."""
+"""Paths that monitoring requests every few seconds. Successful responses to them are logged at
+level DEBUG."""
 LONGEST = 200
-"""Characters of a field."""
+"""The most characters of a field that are logged."""
 
 _PLAIN = re.compile(r"[\w./:+\-]+", re.ASCII)
 

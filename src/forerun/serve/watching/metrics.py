@@ -38,9 +38,9 @@ from forerun.serve.watching.roles import Counts, Watcher
 STAGES = ("draft", "score", "verify", "commit")
 MODEL = "model_name"  # the label, as dashboards made for vLLM have it
 LAST_POSITION = 31
-"""Positions of a draft from here on are counted together."""
+"""All positions of a draft from this one on are counted together."""
 MAX_LABELS = 100
-"""Values of one label; what comes after these is counted as "other"."""
+"""The most values of one label; further values are counted as "other"."""
 
 LATENCY = (
     0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1, 2.5, 5,
@@ -52,7 +52,7 @@ LENGTHS = (0, 1, 2, 3, 4, 5, 6, 8, 10, 12, 16, 24, 32)
 
 @dataclass
 class _Choice:
-    """What has been counted of one choice."""
+    """The counts of one choice so far."""
 
     num_tokens: int = 0
     last: float = 0.0  # when its latest token came
@@ -382,7 +382,7 @@ class Metrics(Watcher):
 
 
 WINDOW = 3.0
-"""Seconds that count as the present."""
+"""The length, in seconds, of the window from which current rates are computed."""
 
 
 @dataclass
