@@ -13,19 +13,21 @@ from forerun.models.packed import NUMBERS, TABLES, Packed
 PLAIN = ("",)
 """FORMAT of a matrix that is not packed."""
 BASES = {torch.bfloat16: 0x4300, torch.float16: 0x6400}
-"""The bits of 128 and of 1024, whose last bits count from 0."""
+"""The bits of 128 in bfloat16 and of 1024 in float16. The lowest bits of these numbers count in
+steps of 1, so setting them adds a small integer."""
 OLDEST = (9, 0)
-"""Compute capability with products of pairs of bfloat16 numbers."""
+"""The compute capability from which devices can multiply pairs of bfloat16 numbers."""
 E4M3 = (
     "and.b32 a, $1, 0x87F087F0; ",
     "shr.b32 b, $1, 4; shl.b32 a, $1, 4; and.b32 b, b, 0x07000700; "
     "lop3.b32 a, a, 0x80F080F0, b, 0xEA; ",
 )
-"""Sets the bits of two numbers of part 0, or 1, into two bfloat16 numbers."""
+"""Assembly for part 0 and part 1 of a word: puts the bits of two e4m3 numbers into two bfloat16
+numbers."""
 
 
 def operand(matrix: Any) -> dict[str, Any]:
-    """The operands w and FORMAT of a product with a matrix, which may be packed or an ordinary
+    """The arguments w and FORMAT for a product with a matrix, which may be packed or an ordinary
     tensor."""
     if not isinstance(matrix, Packed):
         return {"w": matrix, "FORMAT": PLAIN}
@@ -45,7 +47,8 @@ def operand(matrix: Any) -> dict[str, Any]:
 
 
 def _arithmetic(matrix: Packed) -> tuple[str, tuple[str, ...]]:
-    """How kernels compute weights from numbers and scales, and the assembly for it."""
+    """The way in which kernels compute weights from numbers and scales (entry 8 of FORMAT), and the
+    assembly for it."""
     is_bfloat = matrix.dtype == torch.bfloat16
     if _has_pairs(matrix.device) and matrix.offsets is None:
         has_zeros = matrix.zeros is not None
@@ -64,9 +67,9 @@ def _has_pairs(device: Any) -> bool:
 
 
 def _assembly(number: str, is_bfloat: bool) -> tuple[str, ...]:
-    """Weights of part 0, 1 ... of two words $1, from the pair of scales $2 and, for integers, the
-    zeros $4, to which the bits of 128 or 1024 were added.  Of int6, whose bits lie in two words,
-    there is none."""
+    """Assembly that makes the weights of each part from two words ($1). It multiplies them by a
+    pair of scales ($2); from integers it first subtracts the zeros ($4), which have the bits of 128
+    or 1024 added. Empty for number formats without assembly, such as int6."""
     if number == "int6":
         return ()
     kind, base = ("bf16x2", "0x43004300") if is_bfloat else ("f16x2", "0x64006400")
@@ -103,7 +106,8 @@ def _assembly(number: str, is_bfloat: bool) -> tuple[str, ...]:
 
 
 def _wide_assembly() -> tuple[str, ...]:
-    """Weights e4m3 of part 0 and 1 of two words $1 times the float32 scales $2 and $3."""
+    """Assembly that makes the weights of part 0 and of part 1 from two words ($1) of e4m3 numbers,
+    which it multiplies by float32 scales ($2 and $3)."""
     begin = "{ .reg .b32 a, b, l, h; .reg .f32 f, g; "
     end = (
         "shl.b32 l, a, 16; and.b32 h, a, 0xFFFF0000; mov.b32 f, l; mov.b32 g, h; "

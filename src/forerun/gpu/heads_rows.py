@@ -13,13 +13,14 @@ from forerun.gpu.kernels.heads import join_kept
 from forerun.gpu.shapes import MOST_TOKENS, Inputs, PassShape
 
 Entry = tuple[int, int, int]
-"""The row and the slot of a token, and the token after it."""
+"""The place of a token (its row and slot), and the token that follows it."""
 
 
 class HeadsRows:
     """Rows of a drafting network, numbered like those of the target.
 
-    lengths: entries per row: of the first tokens of a text, each with the token after it.
+    lengths: the number of entries per row; they belong to the first tokens of a text, each with the
+    token after it.
     """
 
     is_always_told = True

@@ -19,7 +19,8 @@ from forerun.gpu.shapes import MOST_TOKENS, Inputs, PassShape
 from forerun.gpu.weights import Weights
 
 MOST_CAPTURED = 256
-"""Passes, and rounds, that are kept: those that were used last."""
+"""The largest number of captured passes, and of captured rounds, that are kept; the least recently
+used ones are dropped."""
 
 
 class Recent(OrderedDict[Any, Any]):
@@ -108,8 +109,8 @@ class Storage:
         return self._logits[key][:count]
 
     def attention(self, shape: PassShape) -> AttentionScratch | None:
-        """Scratch for the attention of a pass, which all passes share.  None where one needs more:
-        then a program goes through all chunks."""
+        """Scratch memory that the attention of all passes shares. None if this pass would need
+        more: then one program goes through all chunks of a segment."""
         return self._attention if self._attention.has_room(self.weights, shape) else None
 
     def captured(self, shape: PassShape) -> CapturedPass:

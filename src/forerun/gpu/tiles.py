@@ -74,7 +74,7 @@ TILES: dict[str, dict[int, Tile]] = {
         1024: Tile(256, 64, 8, 3, rows=128),
     },
 }
-"""By kernel, then by the most tokens of a pass."""
+"""The tiles of unpacked matrices, by kernel and by the largest number of tokens of a pass."""
 
 PACKED_TILES: dict[int, dict[str, dict[int, Tile]]] = {
     8: {
@@ -92,20 +92,21 @@ PACKED_TILES: dict[int, dict[str, dict[int, Tile]]] = {
         "head": {32: Tile(64, 0, 4, 3), 128: Tile(64, 0, 4, 2)},
     },
 }
-"""Those of matrices of few bits: by bits of a number, kernel and most tokens.  A step is as deep as
-the inputs whose numbers lie in the words of one part."""
+"""The tiles of matrices of few bits, by the bits of a number, the kernel, and the largest number of
+tokens of a pass. The depth of a step is 0 here, because it follows from the packing."""
 
 
 PAIRED = ("qkv", "gate_up")
-"""Kernels that read two matrices at once."""
+"""The kernels that read two matrices at once."""
 FEWEST_PROGRAMS = 64
-"""A product of a small model is cut narrower, as long as it makes fewer programs: one alone does
-not read at the speed of memory."""
+"""If a product of a small model has fewer programs than this, its tiles are made narrower, because
+few programs cannot read at the full speed of the memory."""
 MOST_PACKED = 128
-"""Tokens of a pass that multiplies packed matrices as they are.  A longer one writes each out
-before: its tiles of tokens would all unpack the same weights."""
+"""The most tokens of a pass that multiplies packed matrices directly. A larger pass first writes
+each matrix out, because otherwise all of its tiles of tokens would unpack the same weights."""
 NARROWEST, MOST_NARROWED = 16, 64
-"""The fewest columns of a tile, and the most tokens of a pass whose tiles are narrowed."""
+"""Tiles get no fewer columns than the first number, and are made narrower only in passes of at most
+the second number of tokens."""
 
 
 def chosen(kernel: str, num_tokens: int) -> Tile:
@@ -125,8 +126,9 @@ def tile(
 ) -> Tile:
     """A tile of a product with this many inputs per row, which fits the shared memory of a program.
 
-    num_columns: instead of those of the table.  A step that divides the inputs spares the masks.
-    num_outputs: of the product, where its tiles may be narrower than that.
+    num_columns: the columns of the tile, instead of those of the table. A step that divides the
+    number of inputs is preferred, because no masks are then needed. num_outputs: the outputs of the
+    product; if given, tiles are made narrower where few programs would result.
     """
     made = _narrowed(chosen(kernel, num_tokens), num_tokens, num_columns, num_outputs)
     width = made.columns * (2 if kernel in PAIRED else 1) + made.rows
@@ -150,8 +152,8 @@ def packed_tile(
     num_columns: int | None = None,
     num_outputs: int | None = None,
 ) -> Tile:
-    """The tile of a product with a packed matrix of such numbers, with parts of this many
-    inputs."""
+    """The tile of a product with a packed matrix. about: the kind of its numbers. part: the number
+    of inputs in a part."""
     table = PACKED_TILES[8 if about.bits == 8 else 4][kernel]
     most = min((most for most in table if most >= num_tokens), default=max(table))
     rows = padded(min(num_tokens, most))
@@ -180,7 +182,8 @@ def padded(num_tokens: int) -> int:
 def _narrowed(
     made: Tile, num_tokens: int, num_columns: int | None, num_outputs: int | None
 ) -> Tile:
-    """A tile with another number of columns, or with fewer where it would give few programs."""
+    """A tile with another number of columns (if given), or with fewer columns if the product would
+    otherwise have few programs."""
     if num_columns is not None:
         made = made._replace(columns=num_columns)
     while num_outputs and num_tokens <= MOST_NARROWED and made.columns > NARROWEST:

@@ -14,15 +14,16 @@ import torch
 from forerun.gpu.shapes import MOST_TOKENS, PER_SEGMENT, Inputs, padded_pass
 
 SIZES = (16, 64, 192, 320)
-"""Prompt tokens of the smaller blocks, which grow until their passes are padded full."""
+"""Prompt tokens of the smaller blocks. A block is then enlarged until it fills its padded pass."""
 TOTALS = {64: 512, 128: 768}
-"""Tokens of the largest pass with a block, about 2.6 times as long as a usual one, by the most
-tokens of the usual one."""
+"""The size of the largest pass with a block, in tokens, for each largest number of tokens of the
+usual pass (without a block). Such a pass takes about 2.6 times as long as a usual one."""
 PER_PART = 8
-"""Tokens of a block for every segment of attention that it has room for."""
+"""A block has room for one segment of attention for every this many tokens."""
 
 Part = tuple[int, int, Sequence[int]]
-"""A row, the first slot, and the tokens that go there and behind it."""
+"""Part of a prompt: its row, the slot of its first token, and its tokens, which go to that slot and
+the following ones."""
 
 
 def most_read(num_lanes: int, num_usual: int) -> int:

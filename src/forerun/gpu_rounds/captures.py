@@ -26,24 +26,26 @@ from forerun.rules.types import DraftLength
 from forerun.trees.tree import Tree
 
 STEERED = (0, 1, 2, 3, 5, 7)
-"""Draft lengths that the policy may choose from.  With 7 instead of 8 there is one size of decision
-kernel fewer to compile."""
+"""The draft lengths that the policy may choose from. With 7 as the longest instead of 8, one size
+of decision kernel fewer is compiled."""
 LONGEST = 15
-"""Tokens of the longest draft."""
+"""The number of tokens of the longest draft."""
 MARGIN = 2 * (LONGEST + 1)
-"""Slots past a text that two rounds may write to."""
+"""The number of slots after a text that two successive rounds may write to."""
 SHRINK = 4
-"""A round has fewer than this many times the lanes that the requests at hand need."""
+"""The numbers of lanes for which rounds are captured each differ by this factor."""
 MANY = 64
-"""Lanes that are added at once where they are more than the tokens of a narrow pass."""
+"""If there are more rows than tokens in a narrow pass, the largest number of lanes is rounded up to
+a multiple of this."""
 SHORT = 1024
-"""Tokens of a text up to which rounds are captured for the longest that may come."""
+"""Rounds are captured for texts of this many tokens, or of the full capacity if that is less; for
+longer texts only when they come."""
 FEW_TOKENS = 4096
-"""Rounds are captured for at least this many tokens in all rows together, so that calls with short
-texts share them."""
+"""Rounds are captured for texts so long that all rows together have at least this many tokens, so
+that calls with short texts can share them."""
 MOST_SECONDS = 10.0
-"""After which no smaller size of round is captured beforehand; it is then not used on that
-storage."""
+"""Seconds after which no smaller size of round is captured in advance. The storage then never uses
+the missing sizes."""
 
 
 DraftRows = GpuRows | HeadsRows
@@ -109,7 +111,8 @@ class Captures:
         return min((length for length in lengths if length >= most), default=lengths[-1])
 
     def num_tokens(self, size: int, asked: Sequence[int]) -> int:
-        """The number of tokens that the lanes of such a round have in the pass."""
+        """The number of tokens that the lanes have in the pass of a round, given their number and
+        the requested draft lengths."""
         length = self.length(size, asked)
         return size * (1 + (len(self.tree) if self.tree and length else length))
 

@@ -17,9 +17,9 @@ from forerun.gpu_rounds.captures import DraftRows, drafts_in
 class DeviceDrafter:
     """A `Model` drafter whose passes are part of captured rounds, or no drafter at all.
 
-    temperature: of the drafter; None uses the request's.
-    context: the longest text that it can read; None: any.
-    is_on_host: guesses are made on the host, so that the rounds themselves draft nothing.
+    temperature: the drafter's; None uses the request's. context: the longest text that it can read;
+    None: any. is_on_host: guesses are made on the host, so that the rounds themselves draft
+    nothing.
     """
 
     drafting: Drafting
@@ -121,8 +121,8 @@ class DeviceDrafter:
         return self.context is None or length <= self.context
 
     def share(self, length: int, target: Storage) -> float:
-        """The estimated share of a round's time that drafting takes, judged by the weights that are
-        read."""
+        """The estimated share of a round's time that drafting takes. It assumes that time is
+        proportional to the bytes of weights that are read."""
         if self.rows is None:
             return 0.0
         step = length * self.rows.storage.num_bytes

@@ -104,8 +104,8 @@ class HeadsSteps:
 
 
 class Hearing:
-    """After the decision, gives such a network the entries of the tokens that the round emitted and
-    the features of the prompt tokens that it read.
+    """After a round's decision, updates the drafting network: computes its entries for the tokens
+    that the round emitted, and stores the features of the prompt tokens that it read.
 
     inputs, watched: the inputs of the target's pass, and its hidden states (M, F).
     num_tokens: of the lanes, which come first in the pass.

@@ -31,7 +31,8 @@ from forerun.rules.match import Match
 from forerun.rules.types import DraftLength
 
 SILENT = 2
-"""Rounds in a row without a guess, after which the next one is launched ahead."""
+"""After this many rounds in a row without a guess, the next round is launched before the drafter is
+asked."""
 
 
 class HostDrafts(Captured):
@@ -116,7 +117,7 @@ class HostDrafts(Captured):
     ) -> Decision:
         made = super()._decision(plan, flight, results, begin, end)
         asked_at, answered_at = self._proposing
-        if flight and flight.launched >= answered_at:  # what the drafter takes delays the round
+        if flight and flight.launched >= answered_at:  # the time of the drafter delays the round
             times = [asked_at, answered_at, end, end]
         else:
             times = [begin, begin, end, end]

@@ -14,9 +14,9 @@ from forerun.engine.results import TokenLogprob
 from forerun.gpu_rounds.kernels.likeliest import log_totals
 
 NUMBERS = (0, 1, 20)
-"""Likeliest tokens that a round finds at each place."""
+"""The numbers of likeliest tokens that a round can be captured to find at each place."""
 MOST_AT_ONCE, NUM_WARPS = 4096, 8
-"""Tokens of a row that its program reads at a time, and its warps."""
+"""The most tokens of a row that its program reads at a time, and the program's warps."""
 
 
 def number_of(wanted: Sequence[int | None]) -> int | None:
@@ -27,9 +27,9 @@ def number_of(wanted: Sequence[int | None]) -> int | None:
 
 
 class Likeliest:
-    """The table of log-probabilities for the rows of a round: (lanes, rows) totals, then for each
-    row the likeliest tokens and their logits, then the logit of each node of the draft and of the
-    extra token, side by side."""
+    """A table of log-probabilities for the rows of a round. Each lane has, side by side: the
+    normaliser of each row, the likeliest tokens of each row and their logits, and the logits of the
+    draft's nodes and of the extra token."""
 
     def __init__(self, num_lanes: int, above: Sequence[int], count: int, device: Any) -> None:
         """above: (N,), the row of logits at which each node of a draft is judged."""

@@ -1,4 +1,4 @@
-"""What the requests of a round need besides the pass and sampling."""
+"""Describes the work that the requests of a round need besides the pass and sampling."""
 
 from __future__ import annotations
 

@@ -27,7 +27,7 @@ class Answer(NamedTuple):
 
 
 NO_ANSWER = Answer((), 0, [], None)
-"""The answer of a request that has no lane in the round."""
+"""Stands for the answer of a request that has no lane in the round."""
 
 
 def answers_of(
@@ -74,8 +74,8 @@ def first_fault(
 
 
 class CapturedLaws:
-    """Stands for the laws of a captured round; the host knows only their faults and
-    log-probabilities."""
+    """Takes the place of `TargetLaws` after a captured round, of which the host knows only faults
+    and log-probabilities."""
 
     def __init__(self, answers: Sequence[Answer]) -> None:
         self._answers = answers

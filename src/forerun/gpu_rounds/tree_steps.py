@@ -19,7 +19,7 @@ from forerun.kernels.decide import OPTIONS
 from forerun.kernels.scratch import Outcome, padded
 
 PER_WARP = 512
-"""Tokens of a race that a warp has, where that does not take too many warps."""
+"""The tokens of a race that each warp handles, unless that would take too many warps."""
 
 
 class TreeSteps:
@@ -78,7 +78,7 @@ class _Level:
         self.attention = draft.attention(shape)
 
     def enter(self, lanes: Lanes, drafts: Any, num_before: int) -> None:
-        """Launch the kernel that makes the entries, whose features go to `fused`."""
+        """Launch the kernel that writes the entries; their features go to `fused`."""
         draft, inputs = self._draft, self.inputs
         width = inputs.shape.branch_width
         level_entry[(inputs.shape.num_tokens,)](
@@ -103,7 +103,7 @@ class _Level:
 
 
 class PathHearing:
-    """After the decision, gives the network the entries of the accepted path.
+    """After a round's decision, computes the network's entries for the accepted path.
 
     watched: hidden states (lanes * (N + 1), F) of the target's pass.
     """

@@ -58,14 +58,15 @@ class TreeTables:
 
     @cached_property
     def paths(self) -> list[list[int]]:
-        """For each of these rows the rows from the first node to it, then zeros, (N + 1, height);
-        for the text, itself."""
+        """For each row that the target is fed, the rows on the path from the first node to it,
+        followed by zeros, (N + 1, height). The path of the text is the text itself."""
         paths = [[node + 1 for node in self.tree.path(node)] for node in range(len(self.tree))]
         return [path + [0] * (self.tree.height - len(path)) for path in ([0], *paths)]
 
 
 def level_order(tree: Tree) -> Tree:
-    """The same tree with its nodes sorted by level, so that the nodes up to a depth come first."""
+    """A copy of the tree with its nodes sorted by level, so that the nodes up to a given depth come
+    first."""
     order, level = list[int](), [ROOT]
     while level:
         level = [child for node in level for child in tree.children[node]]

@@ -15,7 +15,7 @@ from forerun.base.errors import warn
 
 MOST_THREADS = 16
 _LOCK = Lock()
-"""Held while a function of Triton is replaced: two engines may warm up at once."""
+"""Held while a function of Triton is replaced, because two engines may compile at once."""
 
 
 def compile_together(queues: Sequence[Callable[[], None]]) -> None:

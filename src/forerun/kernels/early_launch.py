@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 OLDEST = (9, 0)
-"""The compute capability from which kernels can overlap."""
+"""The compute capability from which on kernels can overlap."""
 
 
 @cache

@@ -19,8 +19,8 @@ from forerun.kernels.triton.truncation import (
 
 NUM_WARPS = 4
 DIVISIONS = 3
-"""How often the interval that contains a threshold of top-p is divided: parts are 28, 1.75, 0.11
-and 0.007 temperatures wide."""
+"""How often the interval that contains a top-p threshold is divided. The parts become 28, 1.75,
+0.11 and 0.007 temperatures wide."""
 
 
 def find_thresholds(

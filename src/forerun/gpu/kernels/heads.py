@@ -18,16 +18,14 @@ from forerun.gpu.kernels.layers import page_of
 
 @triton.jit
 def _scaled(values, weight, eps, K: tl.constexpr):
-    """A vector of K numbers, normalised and weighted."""
+    """Return a vector of K numbers, normalised and multiplied by the weights of a norm."""
     return values * tl.rsqrt(tl.sum(values * values) / K + eps) * weight
 
 
 @triton.jit
 def join(feature, token, embedding, norms, joined, eps, K: tl.constexpr, KP: tl.constexpr):
-    """Write the input of an entry (2 K,), out of its feature (KP,) and the token after it.
-
-    norms: (2, K), the weights of both norms.
-    """
+    """Write the input of an entry (2 K,), made from its feature (KP,) and the token that follows
+    it. norms: (2, K), the weights of both norms."""
     k = tl.arange(0, KP)
     inside = k < K
     row = embedding + token.to(tl.int64) * K
@@ -41,7 +39,8 @@ def join(feature, token, embedding, norms, joined, eps, K: tl.constexpr, KP: tl.
 
 @triton.jit
 def kept(features, pages, width, row, slot, PAGE: tl.constexpr, K: tl.constexpr):
-    """Where the feature of a slot of a row is kept, by the table `pages` (rows, width)."""
+    """Return the address of a slot's stored feature, found through the row's table of pages,
+    `pages` (rows, width)."""
     page = page_of(pages, width, row, slot, row >= 0, PAGE)
     return features + (page * PAGE + slot % PAGE) * K
 
@@ -50,7 +49,8 @@ def kept(features, pages, width, row, slot, PAGE: tl.constexpr, K: tl.constexpr)
 def norm_states(
     states, weight, normed, eps, K: tl.constexpr, KP: tl.constexpr, PDL: tl.constexpr
 ):  # fmt: skip
-    """Hidden states (M, parts * K) with each part normalised; one program per token and part."""
+    """Write hidden states (M, parts * K) with each part normalised; one program per token and
+    part."""
     part, parts = tl.program_id(1), tl.num_programs(1)
     k = tl.arange(0, KP)
     inside = k < K
@@ -69,7 +69,7 @@ def keep_features(
     fused, rows, slots, features, pages, width, PAGE: tl.constexpr, K: tl.constexpr,
     KP: tl.constexpr,
 ):  # fmt: skip
-    """Put new features (M, K) where those of their rows are kept; one program per token."""
+    """Store new features (M, K) in the places of their rows and slots; one program per token."""
     token = tl.program_id(0)
     k = tl.arange(0, KP)
     row = tl.load(rows + token)
@@ -84,7 +84,8 @@ def join_kept(
     tokens, rows, slots, embedding, norms, joined, eps, features, pages, width,
     PAGE: tl.constexpr, K: tl.constexpr, KP: tl.constexpr,
 ):  # fmt: skip
-    """The inputs (M, 2 K) of entries whose features are kept; tokens (M,) follow them."""
+    """Write the inputs (M, 2 K) of entries from their stored features and the tokens (M,) that
+    follow them."""
     entry = tl.program_id(0)
     k = tl.arange(0, KP)
     row = tl.load(rows + entry)
@@ -101,11 +102,11 @@ def join_followers(
     pages, width, V: tl.constexpr, PAGE: tl.constexpr, K: tl.constexpr, KP: tl.constexpr,
     PDL: tl.constexpr,
 ):  # fmt: skip
-    """The inputs (M, 2 K) of the entries of a round that was decided, and their features to where
-    they are kept; one program per token that the target was fed.
+    """After a round was decided, write the inputs (M, 2 K) of its entries, and store their
+    features; one program per token that the target was fed.
 
-    What follows a token of a lane is its draft, as far as it was accepted, then the extra token.
-    Entries past that are overwritten by the next round.
+    A token of a lane is followed by the next token of the draft as far as that was accepted, then
+    by the extra token. Entries past that are overwritten by the next round.
     """
     entry = tl.program_id(0)
     lane, slot = entry // (length + 1), entry % (length + 1)
@@ -131,12 +132,13 @@ def draft_entry(
     positions, segments, step, length, eps, features, pages, width, V: tl.constexpr,
     PAGE: tl.constexpr, K: tl.constexpr, KP: tl.constexpr, FIRST: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """The entry of a draft step, one program per lane: its input (lanes, 2 K), and where it stands.
+    """Write the input (lanes, 2 K) of a draft step, and the row, slot and position of each entry;
+    one program per lane.
 
-    The first step is the entry of the last token that the target has processed, and the last token
-    of the text follows it.  A later one goes on from the network's own output x (lanes, K) and the
-    token that was sampled from it, which is noted in drafts (lanes, length).  A text of one token
-    has no entry.
+    In the first step, the entry is that of the last token that the target has processed, which is
+    followed by the last token of the text. A later step continues from the network's own output x
+    (lanes, K) and the token that was sampled from it, which is also recorded in drafts (lanes,
+    length). A text of one token has no entry.
     """
     lane = tl.program_id(0)
     k = tl.arange(0, KP)

@@ -12,7 +12,7 @@ import triton.language as tl
 
 @triton.jit
 def known(token, V: tl.constexpr):
-    """The token, or 0 for one outside the vocabulary."""
+    """The token, or 0 if it is outside the vocabulary."""
     return tl.where((token >= 0) & (token < V), token, 0).to(tl.int32)
 
 
@@ -21,8 +21,9 @@ def first_draft_inputs(
     previous, last, rows, stored, remaining, ids, pass_rows, slots, positions, segments, picked,
     LANES, PADDED: tl.constexpr,
 ):  # fmt: skip
-    """The first draft step feeds the last two tokens of each text: the drafter may not have met
-    the one before the last.  If it has, it writes the same bits again."""
+    """Write the inputs of the first draft step, which feeds the last two tokens of each text. The
+    drafter may not have been fed the one before the last; if it has, that token's keys and values
+    are written again, with the same bits."""
     lane = tl.arange(0, PADDED)
     there = lane < LANES
     row = tl.load(rows + lane, mask=there, other=-1)
@@ -49,8 +50,9 @@ def next_draft_inputs(
     sampled, drafts, rows, stored, remaining, ids, pass_rows, slots, positions, segments, picked,
     step, stride, LANES, V: tl.constexpr, PADDED: tl.constexpr,
 ):  # fmt: skip
-    """A later draft step feeds the token that the one before it sampled, and notes it.  A row
-    without a law may have sampled none: then token 0 is fed, and the decision finds the fault."""
+    """Write the inputs of a later draft step, which feeds the token sampled in the step before it,
+    and record that token. If no token could be sampled, token 0 is fed, and the decision reports
+    the fault."""
     lane = tl.arange(0, PADDED)
     there = lane < LANES
     token = tl.load(sampled + lane, mask=there, other=0)
@@ -73,11 +75,11 @@ def target_inputs(
     positions, segments, picked, K, LANES, DRAWN: tl.constexpr, V: tl.constexpr,
     PADDED: tl.constexpr, WIDE: tl.constexpr,
 ):  # fmt: skip
-    """The target is fed the last token of each text and its draft.
+    """Write the inputs of the target's pass: the last token of each text and its draft.
 
-    DRAWN: the last token of the draft was sampled just now.
-    lengths: set to how much of each draft counts: what was asked for and was drafted, and what the
-        text has room for besides the token that follows; nothing of a lane that is not in use.
+    DRAWN: the last token of the draft was sampled just now. lengths: receives how many tokens of
+    each draft count: no more than were asked for and drafted, and than the text has room for
+    besides the extra token; 0 for unused lanes.
     """
     lane = tl.arange(0, PADDED)
     there = lane < LANES
@@ -116,10 +118,12 @@ def advance(
     accepted, extra, fault, reached, drafts, previous, last, rows, stored, remaining, output,
     results, K, LANES, PADDED: tl.constexpr, WIDE: tl.constexpr,
 ):  # fmt: skip
-    """Move the lanes past what was decided, and write it down (LANES, K + 4): accepted tokens, -1
-    for a lane that is not in use, the extra token, the fault, the row that it follows, the draft.
+    """Advance the lanes by the tokens that were decided, and write the results (LANES, K + 4): the
+    number of accepted tokens (-1 for an unused lane), the extra token, the fault, the row that the
+    extra token follows, and the draft.
 
-    K: tokens of the draft, which may be a tree; `previous` is then not right, nor read.
+    K: the number of tokens of the draft. If it is a tree, `previous` gets wrong values, which
+    nobody reads then.
     """
     lane = tl.arange(0, PADDED)
     there = lane < LANES

@@ -7,10 +7,11 @@ otherwise be reductions over threads, whose order follows the layout of a tile (
 norm, the weights of attention), are products with a column of ones.  Attention is cut into chunks
 of a fixed length, which are added up in order by the program that finishes last.
 
-A norm is a scale after the product.  Rotary embedding and the write to the cache end the product
-that makes queries, keys and values; the activation and the residual sum end the others.  Where a
-norm follows a product, or all heads are normed together, one more kernel sees whole rows.  What
-models differ in are switches that a kernel is compiled for; none knows a model's name.
+A norm is applied as a scale after the product. The kernel that computes queries, keys and values
+also rotates them and writes the cache; the other products end with the activation or the residual
+sum. Where a norm follows a product, or all heads are normed together, one more kernel sees whole
+rows. Differences between models are switches with which a kernel is compiled; no kernel knows a
+model's name.
 
 Programs are numbered by tiles of MP tokens, then by tiles of weights, so that those which share
 weights run together.  Sizes: M tokens in a pass; hidden size K; H query heads, KV key heads,
@@ -25,14 +26,15 @@ import triton.language as tl
 from forerun.gpu.kernels.products import tile_products
 
 ONES = tl.constexpr(16)
-"""Columns of ones, the fewest that a product can have."""
+"""The number of columns of ones in products that compute sums; a product cannot have fewer."""
 PARTIAL = tl.constexpr(16)
-"""Columns whose squares are summed at once, for a norm.  Another number gives other bits."""
+"""The number of columns whose squares are summed at once, for a norm. Changing it changes the last
+bits of results."""
 
 
 @triton.jit
 def exact_dot(values, ones, total):
-    """total + values @ ones, float32 values being two bfloat16 numbers each."""
+    """Return total + values @ ones. Each float32 value is split into two bfloat16 numbers."""
     high = values.to(tl.bfloat16)
     low = (values - high.to(tl.float32)).to(tl.bfloat16)
     return tl.dot(low, ones, tl.dot(high, ones, total))
@@ -40,8 +42,8 @@ def exact_dot(values, ones, total):
 
 @triton.jit
 def inverse_rms(squares, at, keep, eps, K: tl.constexpr, P: tl.constexpr, MP: tl.constexpr):
-    """1 / sqrt(mean + eps) of each row (MP,), from its P sums of squares in `squares` (·, P); 1
-    for rows that no norm comes before, which have none."""
+    """Return 1 / sqrt(mean of squares + eps) for each row (MP,), from its P partial sums in
+    `squares` (·, P). If P is 0, no norm comes before the product, and the result is 1."""
     scale = tl.full((MP,), 1.0, tl.float32)
     if P > 0:
         ones = tl.full((64, ONES), 1.0, tl.float32).to(tl.bfloat16)
@@ -68,11 +70,12 @@ def add_product(
     MASKED: tl.constexpr, BIAS: tl.constexpr, ADD: tl.constexpr, NORM: tl.constexpr,
     BULK: tl.constexpr, FORMAT: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """y (M, N) = residual + gain * (x (M, K) @ w (N, K).T + bias), without residual unless ADD,
-    and what a norm after it needs, if NORM: y times the norm's weights, and sums of the squares of
-    PARTIAL columns each (M, P).
+    """Compute y (M, N) = residual + gain * (x (M, K) @ w (N, K).T + bias); the residual is added
+    only if ADD. If NORM, also write what the following norm needs: y times the norm's weights, and
+    sums (M, P) of the squares of PARTIAL columns each.
 
-    residual: not of the kernel before this one, which is not waited for here (dependent.py).
+    residual: must not be written by the previous kernel, which is not waited for here
+    (early_launch.py).
     """
     row, column = tl.program_id(0) * MP, tl.program_id(1) * BN
     n = column + tl.arange(0, BN)
@@ -113,7 +116,8 @@ def head(
     P: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, MP: tl.constexpr, MASKED: tl.constexpr,
     MAPPED: tl.constexpr, CAPPED: tl.constexpr, FORMAT: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """Logits y (M, width) of the picked rows of x, normalised; columns: (N,), of y, if MAPPED."""
+    """Compute the logits y (M, width) of the picked rows of x, after normalising these. If MAPPED,
+    `columns` (N,) gives the column of y that each row of w fills."""
     n = tl.program_id(1) * BN + tl.arange(0, BN)
     m = tl.program_id(0) * MP + tl.arange(0, MP)
     keep, inside = m < M, n < N
@@ -132,8 +136,9 @@ def head(
 
 @triton.jit
 def activated(gate, up, alpha, limit, KIND: tl.constexpr):
-    """ "silu": silu(gate) * up; "gelu": the same with GELU in its form with tanh; "clamped": both
-    within `limit` first, alpha within the sigmoid, and up + 1."""
+    """Return the activated product of gate and up. "silu": silu(gate) * up; "gelu": GELU in its
+    form with tanh instead of silu; "clamped": gate and up are first limited to `limit`, alpha
+    scales the argument of the sigmoid, and up becomes up + 1."""
     inner = gate
     if KIND == "gelu":  # 2 sqrt(2 / pi) (gate + 0.044715 gate^3)
         inner = 1.5957691216057308 * (gate + 0.044715 * gate * gate * gate)
@@ -151,7 +156,8 @@ def gate_up(
     BIAS: tl.constexpr, KIND: tl.constexpr, BULK: tl.constexpr, FORMAT: tl.constexpr,
     PDL: tl.constexpr,
 ):  # fmt: skip
-    """y (M, N) = activated gate and up, both products of the normalised x with w (2 N, K)."""
+    """Compute y (M, N), the activated gate and up, both of which are products of the normalised x
+    with w (2 N, K)."""
     row, column = tl.program_id(0) * MP, tl.program_id(1) * BN
     n = column + tl.arange(0, BN)
     m = row + tl.arange(0, MP)
@@ -173,14 +179,16 @@ def gate_up(
 
 @triton.jit
 def page_of(pages, width, row, slot, there, PAGE: tl.constexpr):
-    """The page of a slot of a row, by the table `pages` (rows, width); 0 if not `there`."""
+    """Return the page that holds a slot of a row, from the table `pages` (rows, width); 0 if not
+    `there`."""
     at = pages + row * width + slot // PAGE
     return tl.load(at, mask=there, other=0, cache_modifier=".cg").to(tl.int64)
 
 
 @triton.jit
 def cache_place(rows, slots, pages, width, m, keep, PAGE: tl.constexpr):
-    """The page of each token (MP,), -1 for padding and past the row's pages, and the slot in it."""
+    """Return, for each token (MP,), the page with its slot and the slot's place in that page. The
+    page is -1 for padding, and for slots past the pages of the row."""
     row = tl.load(rows + m, mask=keep, other=-1, cache_modifier=".cg")
     slot = tl.load(slots + m, mask=keep, other=0, cache_modifier=".cg")
     there = (row >= 0) & (slot // PAGE < width)
@@ -190,11 +198,11 @@ def cache_place(rows, slots, pages, width, m, keep, PAGE: tl.constexpr):
 
 @triton.jit
 def place_in(cache, page, head, slot, KV: tl.constexpr, HD: tl.constexpr, PAGE: tl.constexpr):
-    """Where the first number of a head in a slot of a page stands in the cache (pages, KV, PAGE,
-    HD), and the distance to its second one.
+    """Return the place in the cache (pages, KV, PAGE, HD) of the first number of a head in a slot,
+    and the distance to the head's second number.
 
-    Numbers of 8 bits stand two in a word, as those of weights do (products.py): the low ones are of
-    the first half of a page.
+    Two numbers of 8 bits share a word, as in packed weights (products.py). The low halves of words
+    belong to the slots in the first half of a page.
     """
     PER: tl.constexpr = 16 // cache.dtype.element_ty.primitive_bitwidth
     ROWS: tl.constexpr = PAGE // PER
@@ -204,8 +212,8 @@ def place_in(cache, page, head, slot, KV: tl.constexpr, HD: tl.constexpr, PAGE: 
 
 @triton.jit
 def narrowed(values, cache):
-    """float32 values in the format of the cache: in its own precision, or as the bits of the
-    nearest e4m3 number (ties to even, and too large values become the largest number)."""
+    """Convert float32 values to the format of the cache: its floating-point type, or the bits of
+    the nearest e4m3 number (ties to even; values that are too large become the largest number)."""
     if cache.dtype.element_ty == tl.uint8:
         size = tl.minimum(tl.abs(values), 448.0)
         bits = size.to(tl.int32, bitcast=True)
@@ -226,13 +234,13 @@ def queries_keys_values(
     MP: tl.constexpr, BIAS: tl.constexpr, TURN: tl.constexpr, RAW: tl.constexpr,
     FIRST: tl.constexpr, BULK: tl.constexpr, FORMAT: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """Queries to q (M, H * HD); keys and values to the cache (pages, KV, PAGE, HD), `place_in`.
+    """Compute queries, keys and values. Queries go to q (M, H * HD), keys and values to the cache
+    (pages, KV, PAGE, HD) as `place_in` says.
 
-    A program makes the dimensions d and d + HD / 2 of one head, which rotary embedding mixes if
-    TURN.  If RAW, queries and keys go to raw (M, (H + KV) * HD) as they are, for `turn`.
-    FIRST: the head that w begins with.
-    pages: (rows, width).  EARLY: they are looked up before the kernel before this one has ended,
-        which wrote none of rows, slots and pages.
+    A program computes the dimensions d and d + HD / 2 of one head, which rotary embedding mixes (if
+    TURN). If RAW, queries and keys are not rotated here but written to raw (M, (H + KV) * HD), for
+    the kernel `turn`. FIRST: the head that w begins with. pages: (rows, width). EARLY: the tables
+    are read before the previous kernel has ended, because it writes none of rows, slots and pages.
     """
     HALF: tl.constexpr = HD // 2
     PARTS: tl.constexpr = (HALF + BN - 1) // BN

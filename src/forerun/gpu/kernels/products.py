@@ -1,15 +1,15 @@
 """Products of rows with a matrix: one chain of tensor-core products along the inner axis.
 
-Weights of few bits (`forerun.models.packed`) become 16 bits wide within the product.  Nothing that
-they are made of is loaded in 8 bits, no number and no table: by the narrowest load behind an
-operand the compiler permutes the inner axis, in tiles of few tokens and not in those of many, and
-sums would have other bits.  So words have 16 bits from memory to the tensor core, tables of 8 bits
-are read in pairs, and a product has the very bits of the product with the weights written out.
+Weights of few bits (`forerun.models.packed`) are widened to 16 bits within the product. None of
+their numbers and tables is loaded in units of 8 bits. The compiler would then permute the inner
+axis, but only in tiles of few tokens, and sums would have other bits in these. So words have 16
+bits from memory to the tensor core, tables of 8 bits are read in pairs, and a product has exactly
+the bits of the product with the weights written out.
 
 Such a matrix is a tuple: words, scales and more (`Packed`), and FORMAT says how to
 read it; ("",) stands for a matrix that is not packed.
 
-    0 kind of number    1 parts in the same words    2 part
+0 kind of number    1 parts in the same words    2 part
     3 inputs and 4 rows that share a scale
     5 the number that stands for zero, 6 or a table of them    7 a table of what is added
     8 how a weight is made of number and scale: "pairs", in the precision of the model, and "wide",
@@ -27,13 +27,14 @@ import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 WIDE = tl.constexpr(64)
-"""Rows from which on weights are the left operand, which needs no way through shared memory."""
+"""From this number of rows on, the weights are the left operand of a product, because they then
+need not pass through shared memory."""
 
 
 @triton.jit
 def _after_wait(begin):
-    """0, once the kernel before this one has ended.  As a function of the step, it is part of the
-    loop over steps and of the pipeline that reads ahead."""
+    """Wait until the previous kernel has ended, and return 0. It depends on the step, so that it
+    stays part of the loop over steps and of the pipeline that reads ahead."""
     zero = tl.inline_asm_elementwise(
         "griddepcontrol.wait; mov.u32 $0, 0; // $1",
         "=r,r",
@@ -50,12 +51,12 @@ def products(
     x, at, keep, first, second, inside, K: tl.constexpr, BK: tl.constexpr, MP: tl.constexpr,
     BN: tl.constexpr, PAIR: tl.constexpr, MASKED: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """x @ first.T, and x @ second.T if PAIR, of one tile.
+    """Compute x @ first.T, and x @ second.T if PAIR, for one tile.
 
-    x: rows `at` (MP,) of length K, those with `keep`.  If PDL, the kernel before this one may be
-        making it: the first weights are asked for, then that kernel is waited for.
-    first, second: the rows of length K where the tile begins, of which BN follow each other; those
-        with `inside` (BN,) exist.
+    x: the rows `at` (MP,) of length K; only those with `keep` are read. If PDL, the previous kernel
+    may still be writing x: the first weights are requested, then that kernel is waited for. first,
+    second: addresses of the first of BN consecutive rows of weights, each of length K; only rows
+    with `inside` (BN,) exist.
     """
     columns = tl.arange(0, BN)
     a = tl.zeros((MP, BN), tl.float32)
@@ -91,8 +92,8 @@ def bulk_products(
     x, row, w, first, second, K: tl.constexpr, BK: tl.constexpr, MP: tl.constexpr,
     BN: tl.constexpr, PAIR: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """The tile of `products` that begins at these rows of x and w, which are tensor descriptors:
-    tiles come by the bulk copy engine, and what lies outside of them is 0."""
+    """Compute a tile of `products` that begins at these rows of x and w. Both are tensor
+    descriptors, from which the bulk copy engine loads tiles; entries outside of them are 0."""
     if PDL:
         gdc_wait()
     a = tl.zeros((MP, BN), tl.float32)
@@ -111,7 +112,7 @@ def bulk_products(
 
 @triton.jit
 def _words(at, inside, MASKED: tl.constexpr):
-    """A tile of words, each of which is read once in a pass."""
+    """Load a tile of words; a pass reads each word once."""
     if MASKED:
         found = tl.load(at, mask=inside[:, None], other=0, eviction_policy="evict_first")
     else:
@@ -121,7 +122,8 @@ def _words(at, inside, MASKED: tl.constexpr):
 
 @triton.jit
 def _others(at, words, inside, MASKED: tl.constexpr, FORMAT: tl.constexpr):
-    """The second and third tile of words of a step, where numbers lie in three."""
+    """Load the second and third tile of words of a step if a number's bits are spread over three
+    words; else return the first tile again."""
     if FORMAT[11] == 3:
         more = _words(at + FORMAT[2], inside, MASKED)
         high = _words(at + 2 * FORMAT[2], inside, MASKED)
@@ -132,7 +134,8 @@ def _others(at, words, inside, MASKED: tl.constexpr, FORMAT: tl.constexpr):
 
 @triton.jit
 def _numbers(words, more, high, P: tl.constexpr, FORMAT: tl.constexpr):
-    """The numbers of part P as float32; small floats as bits set into a bfloat16, without lift."""
+    """The numbers of part P as float32. Small floats get the exponent of a bfloat16 with the same
+    bits, so they still lack the factor that FORMAT[9] stands for."""
     wide = words.to(tl.int32)
     if FORMAT[0] == "e4m3":
         bits = wide & 0x87F0 if P == 0 else ((wide << 4) & 0x80F0) | ((wide >> 4) & 0x0700)
@@ -152,10 +155,11 @@ def _numbers(words, more, high, P: tl.constexpr, FORMAT: tl.constexpr):
 
 @triton.jit
 def _read(table, at, inside):
-    """Entries `at` of a table.
+    """Read the entries `at` of a table.
 
-    Those of 8 bits are read in pairs: one load keeps the first of them, one the second.  A shift by
-    a number that is not loaded would move the weights made of it through shared memory.
+    Entries of 8 bits are read in pairs: one load keeps the first of each pair, another load the
+    second. A shift by a number that is not loaded would move the weights made of it through shared
+    memory.
     """
     if table.dtype.element_ty.primitive_bitwidth == 8:
         pairs = table.to(tl.pointer_type(tl.uint16)) + at // 2
@@ -169,13 +173,14 @@ def _read(table, at, inside):
 
 @triton.jit
 def _entries(table, n, inside, number, K: tl.constexpr, FORMAT: tl.constexpr):
-    """Entry `number` of the table's rows for rows n (BN, 1)."""
+    """Entry `number` of each row of a table of scales or zeros, for the rows n (BN, 1) of a
+    tile."""
     return _read(table, (n // FORMAT[4]) * (K // FORMAT[3]) + number, inside)[:, None]
 
 
 @triton.jit
 def _scales(like, w, n, inside, number, K: tl.constexpr, FORMAT: tl.constexpr):
-    """Scales as `_weights` takes them."""
+    """Load the scales of a group in the form that `_weights` expects."""
     scale = _entries(w[1], n, inside, number, K, FORMAT)
     if FORMAT[8] == "pairs":
         scale = scale * tl.full((1, 1), FORMAT[9], like.dtype.element_ty)
@@ -190,7 +195,8 @@ def _scales(like, w, n, inside, number, K: tl.constexpr, FORMAT: tl.constexpr):
 
 @triton.jit
 def _whole(table, n, inside, number, K: tl.constexpr, FORMAT: tl.constexpr):
-    """The entry of group `number` in a table with one for several groups, for rows n (BN, 1)."""
+    """The coarse scale that group `number` shares with neighbouring groups, for the rows n (BN, 1)
+    of a tile."""
     where = n * (K // FORMAT[12]) + number * FORMAT[3] // FORMAT[12]
     return tl.load(table + where, mask=inside, other=0)[:, None].to(tl.float32)
 
@@ -200,7 +206,7 @@ def _weights(
     like, words, more, high, w, scale, n, inside, number, P: tl.constexpr, K: tl.constexpr,
     FORMAT: tl.constexpr,
 ):  # fmt: skip
-    """Part P of a tile, in the precision of what `like` points to."""
+    """Compute the weights of part P of a tile, in the dtype of the pointer `like`."""
     if FORMAT[8] == "pairs":
         if FORMAT[6]:
             zero = _entries(w[2], n, inside, number, K, FORMAT).to(tl.int32)
@@ -246,7 +252,8 @@ def packed_products(
     x, at, keep, w, first, second, inside, K: tl.constexpr, MP: tl.constexpr, BN: tl.constexpr,
     PAIR: tl.constexpr, MASKED: tl.constexpr, FORMAT: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """`products` with the rows of a packed matrix from `first` and from `second` on."""
+    """Compute what `products` does for a packed matrix w, with the BN rows from `first` on, and
+    those from `second` on if PAIR."""
     PER: tl.constexpr = FORMAT[1]
     PART: tl.constexpr = FORMAT[2]
     ONE_SCALE: tl.constexpr = FORMAT[3] == K
@@ -305,11 +312,11 @@ def tile_products(
     MP: tl.constexpr, BN: tl.constexpr, PAIR: tl.constexpr, MASKED: tl.constexpr,
     BULK: tl.constexpr, FORMAT: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """x @ w[first:first + BN].T, and x @ w[second:second + BN].T if PAIR, of one tile.
+    """Compute x @ w[first:first + BN].T, and x @ w[second:second + BN].T if PAIR, for one tile.
 
-    x: rows `at` (MP,) of length K, those with `keep`; if BULK, those that follow `row`.
-    w: a matrix, its tensor descriptor if BULK, or a packed one.
-    inside: (BN,), which of the rows of w exist.
+    x: the rows `at` (MP,) of length K, of which only those with `keep` are read; if BULK, the rows
+    from `row` on. w: a matrix, its tensor descriptor if BULK, or a packed one. inside: (BN,), which
+    of the rows of w exist.
     """
     if BULK:
         a, b = bulk_products(x, row, w, first, second, K, BK, MP, BN, PAIR, PDL)
@@ -326,7 +333,7 @@ def tile_products(
 
 @triton.jit
 def write_out(w, y, N, K: tl.constexpr, BN: tl.constexpr, FORMAT: tl.constexpr):
-    """y (N, K) = the weights of a packed matrix; program (i, j) writes step j of BN rows."""
+    """Write the weights y (N, K) of a packed matrix; program (i, j) writes step j of BN rows."""
     PER: tl.constexpr = FORMAT[1]
     PART: tl.constexpr = FORMAT[2]
     n, h, step = tl.program_id(0) * BN + tl.arange(0, BN), tl.arange(0, PART), tl.program_id(1)

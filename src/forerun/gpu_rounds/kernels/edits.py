@@ -10,7 +10,7 @@ import triton
 import triton.language as tl
 
 SEEN = tl.constexpr(1 << 24)
-"""Added to the count of a token that is part of the prompt."""
+"""Is added to the count of a token if it occurs in the prompt."""
 
 
 @triton.jit
@@ -81,8 +81,8 @@ def ban(
     TAIL: tl.constexpr,
     PER_ROW: tl.constexpr,
 ):
-    """Forbid the last token of each word whose other tokens the text ends with, before position
-    `end` of the output."""
+    """Forbid the last token of a word if the text before it ends with the word's other tokens, and
+    the output position is before the word's end of validity."""
     row = tl.program_id(0)
     lane = row // num_rows
     count = tl.load(num_words + lane)

@@ -1,4 +1,4 @@
-"""What grammars forbid, on the logits of a round, in place."""
+"""Forbids tokens in a round, in place: sets the logits to -inf that a grammar does not allow."""
 
 from __future__ import annotations
 

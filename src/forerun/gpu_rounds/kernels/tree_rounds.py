@@ -30,12 +30,12 @@ def tree_inputs(
     positions, before, branches, segments, N, width, V: tl.constexpr, LINE: tl.constexpr,
     WIDE: tl.constexpr,
 ):  # fmt: skip
-    """The target is fed the last token of each text and its tree; one program per lane.
+    """Write the inputs of the target's pass: the last token of each text and its tree; one program
+    per lane.
 
-    lengths: set to how many nodes count: those of the levels that were asked for, and that the text
-        has room for besides the token that follows; none of a lane that is not in use.
-    depths: (N + 1,), of the rows of a line: 0 for the text.  paths: (N + 1, width), the rows from
-        the first node to this one; of the text, itself.
+    lengths: receives how many nodes count: those on the requested levels that the text has room for
+    besides the extra token; 0 for unused lanes. depths: (N + 1,), of the rows of a line: 0 for the
+    text. paths: (N + 1, width), the rows from the first node to this one; of the text, itself.
     """
     lane = tl.program_id(0)
     line = tl.arange(0, LINE)
@@ -67,7 +67,7 @@ def tree_inputs(
 def path_tokens(
     drafts, paths, depths, tokens, N, width, LINE: tl.constexpr, WIDE: tl.constexpr
 ):  # fmt: skip
-    """The drafted tokens (lanes * (N + 1), width) on the path to every row of a line."""
+    """Write the drafted tokens (lanes * (N + 1), width) on the path to each row of a line."""
     lane = tl.program_id(0)
     line, level = tl.arange(0, LINE), tl.arange(0, WIDE)
     depth = tl.load(depths + line, mask=line <= N, other=0)
@@ -80,7 +80,8 @@ def path_tokens(
 
 @triton.jit(do_not_specialize=["N", "height"])
 def trace_path(reached, accepted, drafts, parents, nodes, line, N, height):
-    """The accepted nodes of each lane and their tokens, both (lanes, height), from first to last.
+    """Write the accepted nodes of each lane and their tokens, both (lanes, height), from first to
+    last.
 
     parents: (lanes, N), the node before each, -1 for the text.
     """
@@ -101,8 +102,8 @@ def move_path(
     keys, values, nodes, accepted, lane_rows, stored, remaining, pages, num_pages, width, height,
     PAGE: tl.constexpr, KV: tl.constexpr, HD: tl.constexpr, HP: tl.constexpr, WIDE: tl.constexpr,
 ):  # fmt: skip
-    """Keys and values (layers, num_pages, KV, PAGE, HD) of the accepted nodes move to where the
-    text goes on; one program per lane, layer and key head."""
+    """Move the keys and values (layers, num_pages, KV, PAGE, HD) of the accepted nodes to the end
+    of the text; one program per lane, layer and key head."""
     lane, part = tl.program_id(0), tl.program_id(1)
     row = tl.load(lane_rows + lane)
     if (row >= 0) & (tl.load(remaining + lane) > 0):
@@ -132,8 +133,8 @@ def join_path(
     rows, slots, positions, N, height, eps, features, pages, width, V: tl.constexpr,
     PAGE: tl.constexpr, K: tl.constexpr, KP: tl.constexpr,
 ):  # fmt: skip
-    """The inputs (lanes * (height + 1), 2 K) of the entries of a round that was decided, and their
-    features to where they are kept: of the text's last token, then of the accepted nodes."""
+    """After a round was decided, write the inputs (lanes * (height + 1), 2 K) of its entries, and
+    store their features: first for the text's last token, then for the accepted nodes."""
     entry = tl.program_id(0)
     lane, place = entry // (height + 1), entry % (height + 1)
     k = tl.arange(0, KP)
@@ -161,7 +162,8 @@ def level_entry(
     joined, rows, slots, positions, before, branches, segments, N, num_nodes, num_before, depth,
     width, eps, V: tl.constexpr, K: tl.constexpr, KP: tl.constexpr, WIDE: tl.constexpr,
 ):  # fmt: skip
-    """The entries of one level of a tree: of the nodes that have children, in every lane.
+    """Write the entries for one level of a tree: one for each node that has children, in every
+    lane.
 
     nodes, above: (num_nodes,), which nodes, and which of the entries of the level before precede
         them, whose outputs are x (lanes * num_before, K).
@@ -196,7 +198,8 @@ def race_children(
     logits, columns, temperatures, seeds, outputs, firsts, counts, drafts, N, num_nodes, depth,
     MOST: tl.constexpr, VD: tl.constexpr, VP: tl.constexpr,
 ):  # fmt: skip
-    """The children of the nodes of a level: the tokens that arrive first in the target's race.
+    """Choose the children of the nodes of a level: the tokens that arrive first in the target's
+    race.
 
     logits: (lanes * num_nodes, VD); columns: (VD,), the target's id of each of them.
     outputs: (lanes,), position of the token after the text; children stand `depth` after it.

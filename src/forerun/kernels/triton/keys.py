@@ -50,18 +50,19 @@ def outside(guesses, slots, fault, V: tl.constexpr):
 
 
 HIGHEST = tl.constexpr(2**63 - 1)
-"""The key of a row with NaN or +inf."""
+"""The key of a row that contains NaN or +inf, above all other keys."""
 LOWEST = tl.constexpr(-(2**63 - 1))
 """The key of tokens of probability 0, and the value of `keys` between launches."""
 TOKEN_BITS = tl.constexpr(2**20 - 1)
 SLACK = tl.constexpr(1e-4)
-"""A bound of the rounding error of a logarithm, so that no bar excludes the winner."""
+"""Lowers the score that the bar stands for by more than the rounding error of a logarithm, so that
+no bar excludes the winner."""
 KEY_SLACK = tl.constexpr(2.0**-30)
-"""A bound of the part of a score that its key leaves out."""
+"""An upper bound of the part of a score that its key leaves out, relative to the score."""
 LOGIT_SLACK = tl.constexpr(2.0**-21)
-"""A bound of the rounding error of a float32 number."""
+"""An upper bound of the rounding error of a needed logit, relative to the logit."""
 TIME_SLACK = tl.constexpr(1.001)
-"""A factor above the rounding errors of the bound of an exponential."""
+"""Raises the upper bound of a token's exponential by more than its rounding error."""
 SMALLEST = tl.constexpr(-3.4028234663852886e38)
 
 
@@ -84,15 +85,16 @@ def _least_score(key):
 
 @triton.jit
 def noisy_key(values, rate, noise, tokens):
-    """The keys of the scores x r - log E in float64; the product is exact."""
+    """Return the keys of tokens whose scores are logit * rate - log(noise), in float64, where the
+    product is exact."""
     score = values.to(tl.float64) * rate.to(tl.float64) - logarithm(noise).to(tl.float64)
     return _key(values, score, tokens)
 
 
 @triton.jit
 def scout_keys(row, blocks, threshold, rate, greedy, seed, position, V: tl.constexpr):
-    """(keys, minima, lanes) for blocks (N,): the key of the token that has each block's minimum.
-    Logits are loaded before exponentials are computed."""
+    """Return (keys, minima, lanes) for blocks (N,): the smallest noise of each block, the lane of
+    the token that has it, and that token's key. Logits are loaded before noise is computed."""
     drawn, second, _, _ = words(seed, position, blocks, TARGET_BLOCK)
     lane = (second & 255).to(tl.int32)
     tokens = blocks * BLOCK + lane
@@ -129,8 +131,8 @@ def _needed_logit(bar, minimum, temperature):
 def write_notes(
     notes, blocks, bar, minimum, lane, temperature, V: tl.constexpr, SIZE: tl.constexpr
 ):
-    """Write the numbers by which hits of blocks (N,) are judged into notes (3, SIZE): needed
-    logits, minima, lanes."""
+    """Write into notes (3, SIZE), for blocks (N,), the numbers by which hits are judged: the needed
+    logits, the minima of noise, and their lanes."""
     inside = blocks * BLOCK < V
     tl.store(notes + blocks, _needed_logit(bar, minimum, temperature), mask=inside)
     tl.store(notes + SIZE + blocks, minimum, mask=inside)
@@ -139,8 +141,8 @@ def write_notes(
 
 @triton.jit
 def find_hits(values, needed, WARPS: tl.constexpr, LINES: tl.constexpr):
-    """The hits among the tokens that each thread has read, (threads,): bit 4 i + k is that of the
-    k-th of four tokens in the thread's line i.
+    """Return the hits (tokens whose logit reaches the needed one) as a bit mask for each thread,
+    (threads,). Bit 4 i + k stands for the k-th of the thread's four tokens in line i.
 
     values: (WARPS, LINES, HALF); needed: (WARPS, LINES).  NaN is a hit.
     """
@@ -153,7 +155,8 @@ def find_hits(values, needed, WARPS: tl.constexpr, LINES: tl.constexpr):
 
 @triton.jit
 def _lowest_bit(bits):
-    """The lowest set bit of every entry, and its number."""
+    """Return the lowest set bit of every entry, as a number with only that bit set and as its
+    position."""
     low = bits & -bits
     exponent = (low.to(tl.float64).to(tl.int64, bitcast=True) >> 52) & 0x7FF
     return low, (exponent - 1023).to(tl.int32)
@@ -161,7 +164,8 @@ def _lowest_bit(bits):
 
 @triton.jit
 def _reach_bar(values, tokens, notes, drawn, rate, greedy, SIZE: tl.constexpr):
-    """Whether tokens may reach the bar, the minima of their blocks, and whether they have these.
+    """Return three values for each token: whether it may reach the bar, the minimum of noise in its
+    block, and whether it is the token with this minimum.
 
     The exponential of a token is at least its uniform number u, and must not exceed the bound that
     follows from its logit and the needed one.
@@ -226,9 +230,11 @@ def token_of(key):
 
 @triton.jit
 def _compare(keys, guesses, above, slots, length, TREE: tl.constexpr):
-    """(row reached, tokens accepted, extra token, fault) from the winners of all rows (ROWS,).
+    """Return (row reached, tokens accepted, extra token, fault), given the keys of the winners of
+    all rows (ROWS,).
 
-    guesses, above: the nodes of the draft and their parents, -2 for those that do not count.
+    guesses, above: the tokens of the draft and their parent nodes; a parent of -2 marks a node that
+    does not count.
     """
     is_broken = (keys == HIGHEST) | (keys == LOWEST)
     winners = token_of(keys)

@@ -18,19 +18,22 @@ from forerun.kernels.triton.drawing import power
 
 WAYS = tl.constexpr(16)
 CUT_BLOCK = tl.constexpr(128)
-"""The number of tokens of which the largest logit is noted."""
+"""The number of neighbouring tokens whose largest logit is recorded."""
 LOWEST = tl.constexpr(-2139095041)  # the key of -inf
 BELOW = tl.constexpr(-2139095042)  # the key of NaN, and of places past the vocabulary
 SMALLEST = tl.constexpr(-3.4028234663852886e38)
 UNIT = tl.constexpr(1099511627776.0)  # 2**40: the weight of the likeliest token
 FARTHEST = tl.constexpr(10.0)
-"""Tokens further below the likeliest one than half of 2 to the power of this are in one part."""
+"""An interval that begins at -inf is divided at distances from its upper end that are powers of
+two. The largest of them is half of 2 to the power of this number."""
 NO_WEIGHT = tl.constexpr(28.0)  # exp(-28) is less than 1 / UNIT
 FEW = tl.constexpr(256)
-"""The largest k whose bound is as good as a division."""
+"""For a top-k of at most this, the bound from the first launch leaves so few tokens that the
+interval need not be divided."""
 LOW, HIGH, ABOVE, NEEDED, BEST, IS_NARROW = (tl.constexpr(place) for place in range(6))
-"""The state of a row: the threshold's key lies in [LOW, HIGH), tokens from HIGH on count ABOVE, and
-those from the threshold on NEEDED; BEST is the largest key."""
+"""The places of the numbers in the state of a row. The threshold's key lies in [LOW, HIGH). ABOVE
+is the amount of the tokens from HIGH on, NEEDED the amount that the kept tokens must have. BEST is
+the largest key. IS_NARROW: the interval is not divided further."""
 
 
 @triton.jit
@@ -50,9 +53,9 @@ def _value(key):
 
 @triton.jit
 def _edge(low, high, part):
-    """The lowest key of a part, 0 to WAYS, of the interval from `low` to `high`: parts are equal
-    in logits, not in keys, of which most are near 0; of an interval from -inf on, each is half as
-    wide as the one below it."""
+    """Return the lowest key of a part (0 to WAYS) of the interval of keys from `low` to `high`.
+    Parts are equally wide in logits, not in keys, most of which belong to logits near 0. If the
+    interval begins at -inf, each part is half as wide as the one below it."""
     first, last, at = _value(low), _value(high - 1), part.to(tl.float32)
     inner = tl.where(
         low == LOWEST, last - tl.exp2(FARTHEST - at), first + (last - first) * (at / WAYS)
@@ -63,7 +66,7 @@ def _edge(low, high, part):
 
 @triton.jit
 def _amounts(values, best, rate):
-    """The weights of tokens as whole numbers."""
+    """Return the weights of tokens as whole numbers, so that their sums are exact."""
     return (power(values, best, rate) * UNIT).to(tl.int64)
 
 
@@ -77,7 +80,8 @@ def _share_of(total, share):
 
 @triton.jit
 def _options(place, lengths, temperatures, top_k, top_p, min_p, num_rows, more, V: tl.constexpr):
-    """(whether a row is cut, its temperature, top-k or 0, top-p, min-p)."""
+    """Return the options of a row: (whether it is cut, its temperature, top-k or 0, top-p,
+    min-p)."""
     sequence = place // num_rows
     temperature = tl.load(temperatures + sequence)
     limit = tl.load(top_k + sequence)
@@ -250,8 +254,8 @@ def _total(
     row, some, are_few, count, edge, high, best, rate,
     BY_MASS: tl.constexpr, MOST: tl.constexpr,
 ):  # fmt: skip
-    """The tokens with keys in [edge, high), or their weights: of the first `count` tokens of a row,
-    or of some if these are few."""
+    """Count the tokens with keys in [edge, high), or sum their weights if BY_MASS. It looks at the
+    first `count` tokens of a row, or if `are_few` at the `count` tokens listed in `some`."""
     total = tl.zeros((), tl.int64)
     for first in range(0, count, MOST):
         at = first + tl.arange(0, MOST)
@@ -273,7 +277,8 @@ def _search(
     row, some, are_few, count, low, high, above, needed, best, rate,
     BY_MASS: tl.constexpr, MOST: tl.constexpr,
 ):  # fmt: skip
-    """The largest key in [low, high) from which on tokens count as much as is needed, or `low`."""
+    """Search for the largest key in [low, high) such that the tokens from it on, together with
+    `above`, reach the needed amount; `low` if there is none."""
     top = high
     while top - low > 1:
         middle = (low + top) >> 1
