@@ -47,7 +47,8 @@ def speculative_decode(
     draft_tokens: list[int],
     random_coins: list[float],
 ) -> dict[str, Any]:
-    """One round: `accepted_tokens` (the extra one included), `num_generated`, `acceptance_rate`.
+    """Run one round; returns a dictionary with `accepted_tokens` (the extra one included),
+    `num_generated` and `acceptance_rate`.
 
     draft_probs: K rows (V,).  target_probs: K + 1 rows.  draft_tokens: K ids.  random_coins: K
     numbers in [0, 1).  The rate is accepted / K to four decimals, 0.0 for K = 0.

@@ -105,7 +105,8 @@ class Pages(RowPages[Page]):
         return copies
 
     def move(self, row: int, old: Ints, new: Ints) -> None:
-        """Copy slots `old` (N,) of a row to `new` (N,); both ascend, and no slot moves up."""
+        """Copy slots `old` (N,) of a row to `new` (N,). Both are in ascending order, and no slot is
+        copied to a later one."""
         pages = self._rows[row]
         moves = np.stack([old, new], 1)  # (N, 2)
         for index, pairs in groupby(moves, lambda move: (move // PAGE).tolist()):

@@ -135,7 +135,7 @@ class Form:
 
 
 def form_of(model: Any) -> Form:
-    """The form of a model for which `why_unserved` gives no reason."""
+    """The structure of a model's layers. `why_unserved` must have found it suitable."""
     config, first = model.config, model.model.layers[0].self_attn
     kinds = layer_kinds(model)
     assert kinds is not None, "refused by why_unserved"

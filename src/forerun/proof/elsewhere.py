@@ -34,7 +34,7 @@ function's arguments."""
 TORCHS = ("manual_seed", "seed", "Generator")
 """Names of Torch that make or seed a generator. Code that uses them cannot be followed."""
 PYTHONS = ("random", "uniform", "choices", "choice", "randint", "sample", "shuffle", "seed")
-"""Functions of Python's `random` that are watched while outcomes are followed."""
+"""Functions of Python's `random` that are replaced while the outcomes of code are listed."""
 
 
 class Elsewhere:

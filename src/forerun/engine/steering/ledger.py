@@ -1,4 +1,4 @@
-"""What was learned from past rounds: prices, gains, and what trials have cost.
+"""Records what past rounds have shown: prices, gains, and what trials have cost.
 
 Costs are counted in plain rounds: a plain round has no draft and makes one token in each row.
 """
