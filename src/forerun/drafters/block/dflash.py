@@ -39,7 +39,7 @@ CONVS = {
     "conv_mlp.base": "mlp_conv.base_kernel",
     "conv_mlp.kernel.weight": "mlp_conv.kernel_projection.weight",
 }
-"""Our weights of the convolutions of a layer, and the tensors."""
+"""The names of our weights for a layer's convolutions, and of the tensors they are read from."""
 TABLES = ("candidate_selector.predecessor_codebook", "candidate_selector.successor_codebook")
 UNUSED = ("t2d", "verifier_lm_head.weight", "verifier_norm.weight")
 """Tensors that are not used for drafting: a mask of the draft tokens, and parts of the target."""
@@ -155,7 +155,7 @@ class Files(PublishedFiles):
         )
 
     def _of_second(self) -> dict[str, Any]:
-        """The sizes and switches that `BlockDesign` has for DFlash2 alone."""
+        """The sizes and switches of `BlockDesign` that only DFlash2 sets."""
         width, size = self.config.hidden_size, self._whole("block_size", 2, MOST_BLOCK)
         group = self._whole("conv_group_size", 1, width)
         if width % group:

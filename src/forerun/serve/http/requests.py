@@ -36,7 +36,7 @@ MOST_DISCARDED = 128 * 2**20
 sending when the connection closes would not see why."""
 
 MOST_MEMBERS = 64
-"""Of a gzipped body; the rest of the body is copied for each of them."""
+"""The most members of a gzipped body, because the rest of the body is copied for each of them."""
 
 LARGE = 64 * 2**10
 """Bytes; what a body has beyond them is received when its turn has come."""
