@@ -13,8 +13,18 @@ torch = pytest.importorskip("torch")
 pytest.importorskip("triton")
 pytest.importorskip("transformers")
 
+import stored_bits  # noqa: E402
 from safetensors.torch import save_file  # noqa: E402
-from stored_bits import FORMATS, FP8, compressed, edited  # noqa: E402
+from stored_bits import (  # noqa: E402
+    FORMATS,
+    FP8,
+    awq,
+    compressed,
+    edited,
+    float8,
+    pack_quantized,
+    scales_of,
+)
 from transformers import AutoConfig, AutoModelForCausalLM  # noqa: E402
 
 import forerun as fr  # noqa: E402
@@ -125,6 +135,45 @@ def test_damaged_checkpoints_are_refused(tmp_path: Path, damage: str) -> None:
     edited(folder, change)
     with pytest.raises(error, match=message):
         packed_checkpoint.load_packed(folder, stored_formats.format_of(FP8), "cpu")
+
+
+ROUNDED_UP: dict[str, tuple[dict[str, Any], Callable[[int, int], Any]]] = {
+    "fp8": (
+        {"quant_method": "fp8", "weight_block_size": [128, 128]},
+        lambda rows, depth: float8(rows, depth, "weight_scale_inv", scales_of(2, 2)),
+    ),
+    "fp8, unsaid": (
+        {"quant_method": "fp8"},
+        lambda rows, depth: float8(rows, depth, "weight_scale_inv", scales_of(2, 2)),
+    ),
+    "float-quantized": (
+        compressed("float-quantized", "float", 8, block_structure=[128, 128]),
+        lambda rows, depth: float8(rows, depth, "weight_scale", scales_of(2, 2)),
+    ),
+    "pack-quantized": (
+        compressed("pack-quantized", "int", 4, group_size=128),
+        lambda rows, depth: pack_quantized(rows, depth, 4, has_zeros=False),
+    ),
+    "awq": ({"quant_method": "awq", "bits": 4, "group_size": 128}, awq),
+}
+
+
+@pytest.mark.parametrize("kind", ROUNDED_UP)
+def test_as_many_scales_as_other_groups_would_have_are_not_theirs(
+    kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of 192 inputs in groups of 128 there are two scales, as of groups of 96."""
+    monkeypatch.setattr(stored_bits, "GROUP", 96)
+    about, store = ROUNDED_UP[kind]
+    parts, weights = store(192, 192)
+    stored = stored_formats.Stored("it", (192, 192), torch.bfloat16, parts.get)
+    with pytest.raises(UnsupportedError, match=r"192.*config\.json has one for (128|\?) x 128"):
+        stored_formats.format_of(about).read(stored)
+    others = {"weight_block_size": [96, 96], "block_structure": [96, 96], "group_size": 96}
+    told = about.get("config_groups", {"": {"weights": about}}).values()
+    for one in told:
+        one["weights"].update(others)
+    assert torch.equal(stored_formats.format_of(about).read(stored).written_out(), weights)
 
 
 def test_a_checkpoint_that_stores_another_format_is_refused(tmp_path: Path) -> None:

@@ -16,9 +16,10 @@ from forerun.base.errors import InputError, UnsupportedError, explain
 from forerun.models.packed import NUMBERS, Packed, packed, part_of
 
 SCALES_BELOW = {"e4m3": 128.0, "e2m1": 2.0}
-"""The bound of scales of small floats: larger ones overflow where the kernel lifts them."""
+"""The bounds of scales for small floats. A larger scale would overflow where the kernel multiplies
+it by a power of two."""
 AWQ_ORDER = (0, 4, 1, 5, 2, 6, 3, 7)
-"""Where the numbers of neighbouring columns stand in a word of AWQ."""
+"""The order in which the numbers of neighbouring columns are stored in a word of AWQ."""
 
 FORMATS = {
     "fp8": "FP8 (e4m3), a scale for the matrix, each row, or each block",
@@ -30,7 +31,11 @@ FORMATS = {
     "awq": "4-bit integers with groups and zeros",
     "gptq": "4- and 8-bit integers with groups and zeros, in the order of the inputs",
 }
-"""What is served, by the name in quantization_config, for people to read."""
+"""The supported formats: each name in quantization_config, with a description for people."""
+
+
+Block = tuple[int | None, int | None]
+"""The number of rows and of inputs that share a scale; None where it is not known."""
 
 
 class Stored(NamedTuple):
@@ -40,6 +45,7 @@ class Stored(NamedTuple):
     shape: tuple[int, int]  # (out, in)
     dtype: Any  # of the model
     find: Callable[[str], Any]  # a tensor by the rest of its name, on the device; None if absent
+    block: Block = (None, None)  # rows and inputs that share a scale, if config.json says so
 
     def tensor(self, part: str, *kinds: Any) -> Any:
         """A tensor that must exist and have one of these dtypes."""
@@ -77,10 +83,13 @@ class Stored(NamedTuple):
             wrong = f"The scales of {self.name} are too large for small floats."
             received = f"{largest:.3g} where less than {most:g} is served"
             raise UnsupportedError(explain(wrong, received, CURE))
-        rows, depth = self.shape
-        if rows % len(scales) or depth % scales.shape[1]:
+        depth = self.shape[1]
+        if not all(map(_is_even, self.shape, scales.shape, self.block)):
             wrong = f"The groups of {self.name} do not divide it."
             received = f"{tuple(scales.shape)} scales for a matrix of {self.shape}"
+            if any(self.block):
+                told = " x ".join("?" if size is None else str(size) for size in self.block)
+                received += f", where config.json has one for {told}"
             raise UnsupportedError(explain(wrong, received, UNEVEN))
         if not part_of(depth, depth // scales.shape[1], kind):
             wrong = f"The inputs of {self.name} cannot be packed in groups of this size."
@@ -111,6 +120,11 @@ class Format(NamedTuple):
 def format_of(config: Mapping[str, Any]) -> Format:
     """The format that quantization_config describes; raises UnsupportedError if it is not
     supported."""
+    made, block = _format_of(config), _block_of(config)
+    return made._replace(read=lambda stored: made.read(stored._replace(block=block)))
+
+
+def _format_of(config: Mapping[str, Any]) -> Format:
     method = str(config.get("quant_method", "")).lower()
     if method == "fp8":
         return Format("fp8", ("weight", "weight_scale_inv"), _read_fp8)
@@ -134,6 +148,8 @@ def format_of(config: Mapping[str, Any]) -> Format:
     raise unserved(f"quant_method {method!r:.40}", NEAREST.get(method, "fp8 or compressed-tensors"))
 
 
+USUAL_BLOCK = (128, 128)
+"""The rows and inputs that share a scale in an fp8 checkpoint that does not say so."""
 NEAREST = {
     "fbgemm_fp8": "fp8, or compressed-tensors float-quantized",
     "bitsandbytes": "awq, gptq, or compressed-tensors pack-quantized",
@@ -141,7 +157,7 @@ NEAREST = {
     "auto-round": "gptq or awq, as which AutoRound can export",
     "hqq": "gptq or awq",
 }
-"""What is served and near to a method that is not."""
+"""For methods that are not supported, the most similar supported ones."""
 
 
 def unserved(what: str, nearest: str) -> UnsupportedError:
@@ -183,6 +199,25 @@ def _compressed(config: Mapping[str, Any]) -> Format:
         return Format(full, ("weight_packed", "weight_scale"), _read_mxfp4)
     nearest = "compressed-tensors float-quantized (8 bits) or pack-quantized (4 or 8 bits)"
     raise unserved(f"{full} with {kind} of {bits} bits", nearest)
+
+
+def _block_of(config: Mapping[str, Any]) -> Block:
+    """The block of a matrix that has one scale, as config.json says."""
+    told = config
+    for group in (config.get("config_groups") or {}).values():
+        told = group.get("weights") or {}
+    is_fp8 = str(config.get("quant_method")).lower() == "fp8"
+    usual = USUAL_BLOCK if is_fp8 else told.get("block_structure")
+    sizes = told.get("weight_block_size", usual) or (None, told.get("group_size"))
+    rows, depth = (size if isinstance(size, int) and size > 0 else None for size in sizes)
+    return rows, depth
+
+
+def _is_even(size: int, num_scales: int, block: int | None) -> bool:
+    """Whether scales divide an axis of a matrix evenly. A number of scales that is rounded up may
+    divide it too, into other groups than were meant."""
+    is_block = block is None or num_scales in (1, size) or num_scales * block == size
+    return size % num_scales == 0 and is_block
 
 
 def _read_fp8(stored: Stored) -> Packed:
