@@ -253,7 +253,7 @@ def test_how_much_memory_is_missing_is_said(
 ) -> None:
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (20e9, 80e9))
     with pytest.raises(DeviceMemoryError, match=r"70\.0 GB .* 19\.0 GB are free: 51\.0 GB"):
-        packed_checkpoint._check_room(tmp_path, int(70e9), "cuda")
+        packed_checkpoint.check_room(tmp_path, int(70e9), "cuda")
 
 
 def test_a_name_on_the_hub_is_downloaded_as_it_is(

@@ -44,7 +44,7 @@ TABLES = ("rope_freqs.weight",)  # tensors that the configuration has read alrea
 
 
 class GgufModel(NamedTuple):
-    """A file whose names, shapes and tokens belong together."""
+    """The model in a file, with names, shapes and tokens that were checked to belong together."""
 
     file: GgufFile
     config: Any  # transformers'
@@ -67,9 +67,7 @@ class GgufModel(NamedTuple):
         tensor = self.tensors[name]
         values = tensor.values()
         if not np.isfinite(values).all():
-            wrong = "The weights of the GGUF file are damaged: some are not finite."
-            cure = "Download the file again, or convert the model anew."
-            raise InputError(explain(wrong, f"{tensor.name} in {str(tensor.path)!r}", cure))
+            raise damaged(tensor)
         if architecture(self.file) == "gemma3" and "_norm." in tensor.name:
             return values - np.float32(1)  # transformers adds 1
         if heads := self.num_turned_heads(name):
@@ -81,6 +79,13 @@ class GgufModel(NamedTuple):
         """The model with another configuration, and the tensors that belong to it."""
         skeleton = _skeleton(self.file, config, tensors)
         return self._replace(config=config, tensors=tensors, skeleton=skeleton)
+
+
+def damaged(tensor: Tensor) -> InputError:
+    """The error for a tensor of which some weights are not finite."""
+    wrong = "The weights of the GGUF file are damaged: some are not finite."
+    cure = "Download the file again, or convert the model anew."
+    return InputError(explain(wrong, f"{tensor.name} in {str(tensor.path)!r}", cure))
 
 
 def read_model(source: Path) -> GgufModel:

@@ -22,7 +22,7 @@ from forerun.models.packed import PackedLinear, bytes_of, packed_parts
 
 BESIDE = {"input_scale", "activation_scale", "activation_scale_inv", "input_zero_point",
           "output_scale", "k_scale", "v_scale", "q_scale", "inv_freq"}  # fmt: skip
-"""Tensors of activations, which may stand beside those of a matrix and are not read."""
+"""Tensors about activations, which may be stored beside those of a matrix and are not read."""
 SHARE = 0.95  # of the free memory, that weights may take
 
 
@@ -85,7 +85,7 @@ def load_packed(
     if is_packed is None:
         is_packed = place.type == "cuda"
     if place.type == "cuda":
-        _check_room(folder, shards.num_bytes, place)
+        check_room(folder, shards.num_bytes, place)
     with torch.device("meta"):
         model = AutoModelForCausalLM.from_config(config, dtype=kind)
     if (folder / "generation_config.json").is_file():
@@ -116,12 +116,13 @@ def dtype_of(asked: Any, told: Any = None) -> Any:
     return getattr(torch, str(asked).removeprefix("torch."))
 
 
-def _check_room(folder: Path, needed: int, device: Any) -> None:
+def check_room(source: Path, needed: int, device: Any) -> None:
+    """Refuse weights of a folder or file, of this many bytes, that do not fit a device."""
     free = SHARE * torch.cuda.mem_get_info(device)[0]
     if needed > free:
         wrong = "The GPU has no room for the weights of this model."
         received = (
-            f"{needed / 1e9:.1f} GB in {str(folder)!r} where {free / 1e9:.1f} GB are free: "
+            f"{needed / 1e9:.1f} GB in {str(source)!r} where {free / 1e9:.1f} GB are free: "
             f"{(needed - free) / 1e9:.1f} GB are missing"
         )
         cure = "Free memory, use a larger GPU, or a checkpoint of fewer bits."

@@ -8,15 +8,16 @@ one matrix at a time.
 from __future__ import annotations
 
 from collections.abc import Callable
+from math import prod
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from forerun.gguf.file import Tensor
-from forerun.gguf.model import GgufModel, read_model
+from forerun.gguf.model import GgufModel, damaged, read_model
 from forerun.lean.blocks import Raw
-from forerun.loading.packed_checkpoint import dtype_of
+from forerun.loading.packed_checkpoint import check_room, dtype_of
 from forerun.models.packed import Packed, PackedLinear, packed
 
 EMBEDDING, HEAD = "model.embed_tokens.weight", "lm_head.weight"
@@ -30,6 +31,8 @@ def load_gguf(path: Path, device: Any, dtype: Any = None) -> tuple[Any, Any]:
     """
     source, dtype = read_model(path), dtype_of(dtype)
     model, place = source.skeleton, torch.device(device)
+    if place.type == "cuda":
+        check_room(path, _num_bytes(source), place)
     for name, tensor in source.tensors.items():
         owner, _, own = name.rpartition(".")
         module = model.get_submodule(owner)
@@ -56,6 +59,18 @@ def load_gguf(path: Path, device: Any, dtype: Any = None) -> tuple[Any, Any]:
     return model.eval(), source.tokenizer
 
 
+def _num_bytes(source: GgufModel) -> int:
+    """The bytes that the weights of a file take on a device."""
+    total = 0
+    for name, tensor in source.tensors.items():
+        module = source.skeleton.get_submodule(name.rpartition(".")[0])
+        is_packed, wide = tensor.kind.name in TYPES, 2 * prod(tensor.shape)
+        total += tensor.num_bytes if is_packed and isinstance(module, torch.nn.Linear) else wide
+        if name == EMBEDDING and is_packed and HEAD not in source.tensors:
+            total += tensor.num_bytes  # once more, as the head
+    return total
+
+
 def _matrix(source: GgufModel, name: str, tensor: Tensor, device: Any, dtype: Any) -> Packed:
     kind, shape = tensor.kind.name, tensor.shape
     heads = source.num_turned_heads(name)
@@ -63,7 +78,10 @@ def _matrix(source: GgufModel, name: str, tensor: Tensor, device: Any, dtype: An
     found = torch.from_numpy(raw.read(0, shape[0])).to(device)
     size = tensor.num_bytes // shape[0]
     per_row = size // BYTES[kind]
-    return TYPES[kind](found.view(shape[0], per_row, BYTES[kind]), dtype)
+    made = TYPES[kind](found.view(shape[0], per_row, BYTES[kind]), dtype)
+    if not all(bool(table.isfinite().all()) for table in made.tables[1:]):  # all but the words
+        raise damaged(tensor)
+    return made
 
 
 def _halves(units: Units, at: int) -> Any:
@@ -116,6 +134,7 @@ def _q6_k(units: Units, dtype: Any) -> Packed:
 TYPES: dict[str, Callable[[Units, Any], Packed]] = {
     "Q4_0": _q4_0, "Q4_1": _q4_1, "Q8_0": _q8_0, "Q4_K": _q4_k, "Q6_K": _q6_k,
 }  # fmt: skip
-"""Types of matrices that stay in their own bits; others are written out in 16."""
+"""The types of matrices that keep their few bits, each with the function that reads it; matrices of
+other types are expanded to 16 bits."""
 BYTES = {"Q4_0": 18, "Q4_1": 20, "Q8_0": 34, "Q4_K": 144, "Q6_K": 210}
-"""The bytes of a unit."""
+"""The number of bytes in a unit of each type."""
