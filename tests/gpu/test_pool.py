@@ -19,6 +19,7 @@ from interpreting import IN_INTERPRETER  # noqa: E402
 from tiny import build, noisy_copy  # noqa: E402
 
 import forerun as fr  # noqa: E402
+from forerun.base.capturing import LOCK as CAPTURES  # noqa: E402
 from forerun.gpu import forward, pool, shapes, storage  # noqa: E402
 from forerun.gpu.model import GpuModel  # noqa: E402
 from forerun.gpu.pool import (  # noqa: E402
@@ -32,6 +33,7 @@ from forerun.gpu.pool import (  # noqa: E402
 )
 from forerun.gpu.storage import Recent  # noqa: E402
 from forerun.loading.lean_pass import memory_of  # noqa: E402
+from forerun.loading.packed_checkpoint import told  # noqa: E402
 
 pytestmark = IN_INTERPRETER
 GIB = 2**30
@@ -177,6 +179,57 @@ def test_a_device_that_another_process_fills_meanwhile(monkeypatch: pytest.Monke
     assert draft.num_pages == 0
     with pytest.raises(DeviceMemoryError, match="taken"):
         draft.make()
+
+
+def test_what_a_device_holds_is_freed_while_nobody_captures(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Torch raises if another thread captures then; who captures waits for no pool that is made."""
+    seen: list[bool] = []
+    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: seen.append(CAPTURES.locked()))
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (40 * GIB, 64 * GIB))
+    monkeypatch.setattr(torch.cuda, "memory_reserved", lambda device: 0)
+    monkeypatch.setattr(pool, "SHARE", 0.5)
+    assert pool._most_pages(SimpleNamespace(type="cuda"), GIB, None, 0) == 20
+    assert seen == [True]
+    made = Pool(GpuModel(build())._weights, angles, 4000)
+    made.make()
+    capture = threading.Thread(target=made.make, daemon=True)
+    with LOCK:
+        capture.start()
+        capture.join(10)
+    assert not capture.is_alive()
+
+
+def test_room_is_told_before_there_are_pages(monkeypatch: pytest.MonkeyPatch) -> None:
+    """They are made once all models are there that share them."""
+    monkeypatch.setattr(pool, "_most_pages", lambda *_: 50)
+    model = GpuModel(build())
+    rows = model._pass.pool
+    assert rows.num_expected == 49
+    assert rows.num_pages == 0
+    assert rows.num_unused == 49
+    monkeypatch.setattr(pool, "_most_pages", lambda *_: 2)
+    assert rows.num_expected == 49
+    rest = Pool(model._weights, angles, 40, given=3)
+    assert rest.num_expected == 2
+    monkeypatch.setattr(GpuModel, "num_tokens_free", property(lambda self: 1 / 0))
+    monkeypatch.setattr(GpuModel, "num_tokens_expected", 49 * shapes.CHUNK)
+    assert told(model, "fp8").endswith("; room for about 6,272 tokens")
+
+
+def test_a_row_that_a_collection_of_garbage_releases_first_is_no_error() -> None:
+    class Quicker(dict[Any, Any]):
+        def __iter__(self) -> Any:
+            first = next(super().__iter__())
+            self.clear()
+            return iter([first])
+
+    full = Pool(GpuModel(build())._weights, angles, 4000, given=3)
+    pages = DevicePages(full, 2)
+    pages.rest(0, pages)
+    full._resting = Quicker(full._resting)
+    assert not full.free(3)
 
 
 def test_a_trial_does_not_make_the_pool_that_stays() -> None:

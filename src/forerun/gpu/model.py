@@ -149,6 +149,13 @@ class GpuModel(NotPickled, GpuPass):
         return self._pass.pool.num_unused * self._pass.pool.size
 
     @property
+    def num_tokens_expected(self) -> int | None:
+        """Like `num_tokens_free`, if no other model shared the device; takes no memory."""
+        if self.device.type != "cuda":
+            return None
+        return self._pass.pool.num_expected * self._pass.pool.size
+
+    @property
     def room(self) -> str:
         """A phrase on the memory for texts, and on what is reserved besides, for messages."""
         return self._pass.pool.room

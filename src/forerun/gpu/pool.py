@@ -20,6 +20,7 @@ from weakref import ReferenceType, WeakKeyDictionary, WeakSet, ref
 
 import torch
 
+from forerun.base.capturing import LOCK as CAPTURES
 from forerun.base.errors import ForerunError, InputError, explain
 from forerun.gpu import shapes
 from forerun.gpu.weights import Weights
@@ -150,6 +151,15 @@ class Pool:
         return len(self._unused)
 
     @property
+    def num_expected(self) -> int:
+        """The number of pages that nobody would hold if the pool was made now, for itself alone;
+        it is not made."""
+        with LOCK:
+            if self.num_pages:
+                return len(self._unused)
+            return min(self._given or _most_pages_of([self]), self._useful) - 1
+
+    @property
     def tensors(self) -> tuple[Any, ...]:
         """Keys and values (layers, pages, key heads, size, head size), cosines and sines."""
         self.make()
@@ -175,36 +185,41 @@ class Pool:
     def make(self) -> None:
         """Allocate the pages of this pool, and those of the other pools that were started on this
         device, unless this one has its pages already."""
-        with LOCK:
-            if self.num_pages:
-                return
-            if self._given is not None:
-                self._make(self._given)
-                return
-            others = (
-                pool for pool in _STARTED if pool.device == self.device and not pool.num_pages
-            )
-            pools = [self, *(pool for pool in others if pool is not self)]
-            said = [pool.memory for pool in pools if pool.memory is not None]
-            page_bytes = sum(pool.page_bytes for pool in pools)
-            apart = sum(pool.logits_bytes for pool in pools)
-            for is_again in (False, True):  # another process may have been quicker
-                most = _most_pages(self.device, page_bytes, said[0] if said else None, apart)
-                try:
-                    self._make(most)
-                    break
-                except DeviceMemoryError:
-                    if is_again:
-                        raise
-            for pool in pools:
-                if pool is not self:
-                    with suppress(DeviceMemoryError):  # it is tried again when it is needed
-                        pool._make(most)
-                _STARTED.discard(pool)
+        if not self.num_pages:  # looked at before the lock, which who captures must not wait for
+            with LOCK:
+                self._make_all()
+
+    def _make_all(self) -> None:
+        """Do what `make` does, unless another thread was quicker."""
+        if self.num_pages:
+            return
+        if self._given is not None:
+            self._make(self._given)
+            return
+        others = (pool for pool in _STARTED if pool.device == self.device and not pool.num_pages)
+        pools = [self, *(pool for pool in others if pool is not self)]
+        for is_again in (False, True):  # another process may have been quicker
+            most = _most_pages_of(pools)
+            try:
+                self._make(most)
+                break
+            except DeviceMemoryError:
+                if is_again:
+                    raise
+        for pool in pools:
+            if pool is not self:
+                with suppress(DeviceMemoryError):  # it is tried again when it is needed
+                    pool._make(most)
+            _STARTED.discard(pool)
+
+    @property
+    def _useful(self) -> int:
+        """The number of pages that all rows of an engine can have."""
+        return 1 + MOST_ROWS * self.longest // self.size
 
     def _make(self, num_pages: int) -> None:
         """Allocate this many pages, or as many as all rows of an engine can have."""
-        num_pages = min(num_pages, 1 + MOST_ROWS * self.longest // self.size)
+        num_pages = min(num_pages, self._useful)
         parts = [self._own, *self._others.values()]
         try:
             for part in parts:
@@ -234,8 +249,8 @@ class Pool:
         """Release resting rows until this many pages are free; returns whether there are enough."""
         while self.num_unused < count and self._resting:
             key = next(iter(self._resting))
-            rows = self._resting.pop(key)()
-            if rows is not None:
+            kept = self._resting.pop(key, None)  # a collection of garbage may have been quicker
+            if kept is not None and (rows := kept()) is not None:
                 rows.release(key[1])
         return self.num_unused >= count
 
@@ -386,6 +401,14 @@ def no_memory(num_pages: int, page_bytes: int, device: Any) -> DeviceMemoryError
     return DeviceMemoryError(explain(wrong, received, cure))
 
 
+def _most_pages_of(pools: Sequence[Pool]) -> int:
+    """How many pages each of these pools, on one device, can have."""
+    said = [pool.memory for pool in pools if pool.memory is not None]
+    page_bytes = sum(pool.page_bytes for pool in pools)
+    apart = sum(pool.logits_bytes for pool in pools)
+    return _most_pages(pools[0].device, page_bytes, said[0] if said else None, apart)
+
+
 def _most_pages(device: Any, page_bytes: int, memory: float | int | None, apart: int) -> int:
     """How many pages of page_bytes, over all pools, the device has room for.
 
@@ -394,7 +417,8 @@ def _most_pages(device: Any, page_bytes: int, memory: float | int | None, apart:
     if device.type != "cuda":
         return ON_HOST
     gc.collect()
-    torch.cuda.empty_cache()
+    with CAPTURES:  # torch frees nothing while anybody captures, and raises
+        torch.cuda.empty_cache()
     free, total = torch.cuda.mem_get_info(device)
     room = room_for(memory, free, total, torch.cuda.memory_reserved(device), apart)
     if room < 2 * page_bytes:  # the first page belongs to nobody

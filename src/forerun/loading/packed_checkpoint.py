@@ -60,8 +60,8 @@ def told(model: Any, stored_as: str) -> str:
     total = sum(map(bytes_of, {id(each): each for each in plain.parameters()}.values()))
     total += sum(map(bytes_of, packed_parts(plain)))
     said = f"{model.name}: {total / 1e9:.2f} GB of weights from {stored_as}; {model.pass_name}"
-    free = getattr(model, "num_tokens_free", None)
-    return said if free is None else f"{said}; room for {free:,} tokens"
+    free = getattr(model, "num_tokens_expected", None)  # pages wait for models that come later
+    return said if free is None else f"{said}; room for about {free:,} tokens"
 
 
 def load_packed(
