@@ -22,7 +22,8 @@ from forerun.gpu.forward import LARGE, RESERVED, SMALL, written_out  # noqa: E40
 from forerun.gpu.model import GpuModel  # noqa: E402
 from forerun.gpu.tiles import BYTES, MOST_PACKED, PAIRED, packed_tile  # noqa: E402
 from forerun.loading.packed_gguf import load_gguf  # noqa: E402
-from forerun.models.packed import NUMBERS  # noqa: E402
+from forerun.models import packed  # noqa: E402
+from forerun.models.packed import NUMBERS, numbers_of  # noqa: E402
 
 pytestmark = [*IN_INTERPRETER, pytest.mark.usefixtures("chained_dots")]
 TEXT = [(7 * place * place + 3) % 40 for place in range(140)]
@@ -100,6 +101,26 @@ def test_rows_of_a_table_may_begin_at_either_half_of_a_pair() -> None:
     matrix = random_matrix((47, 192), "int4", 64, zeros=True)  # three zeros in a row
     room = torch.empty(47 * 192, dtype=torch.bfloat16)
     assert torch.equal(written_out(matrix, MOST_PACKED + 1, room), matrix.written_out())
+
+
+@pytest.mark.parametrize(
+    "how", [pytest.param(how, id=name) for name, how in FORMATS.items() if "number" in how]
+)
+def test_a_large_matrix_is_written_out_in_parts(
+    how: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of whole blocks of rows, the last one shorter."""
+    matrix, counts = random_matrix((160, 128), **how), list[int]()
+    whole = matrix.written_out()
+
+    def counted(words: Any, *rest: Any) -> Any:
+        counts.append(len(words))
+        return numbers_of(words, *rest)
+
+    monkeypatch.setattr(packed, "MOST_AT_ONCE", 70 * 128)
+    monkeypatch.setattr(packed, "numbers_of", counted)
+    assert torch.equal(matrix.written_out(), whole)
+    assert counts == ([64, 64, 32] if how.get("rows") else [70, 70, 20])
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)

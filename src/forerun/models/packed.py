@@ -1,7 +1,8 @@
 """Weights that stay in the few bits in which a checkpoint stores them.
 
-A weight is its *number*, of 8 bits or fewer, times a *scale* that it shares with others, in float32
-and rounded once to the precision of the model: exactly the weight of the checkpoint written out.
+A weight is a *number* of 8 bits or fewer times a *scale* that it shares with other weights. The
+product is computed in float32 and rounded once to the precision of the model, so it is exactly the
+checkpoint's weight written out.
 
 Numbers lie in words of 16 bits.  A word holds those of inputs that are `part` inputs apart, so that
 one number of each word, taken together, are `part` inputs in their natural order.  Numbers of 6
@@ -18,15 +19,17 @@ import torch
 
 TABLES = ("words", "scales", "zeros", "offsets", "whole_scales", "whole_offsets")
 PARTS = (128, 64, 32, 16)
-"""Inputs that the numbers of one word may be apart."""
+"""The possible distances, in inputs, between neighbouring numbers of one word."""
+MOST_AT_ONCE = 2**24
+"""The number of weights that are written out at once: each takes 12 bytes meanwhile."""
 
 
 class Number(NamedTuple):
     """A kind of number, and how it is stored."""
 
     bits: int
-    parts: int  # whose numbers lie in the same words
-    lift: float = 1.0  # what the kernel's reading of the bits leaves out
+    parts: int  # parts of a row whose numbers share words
+    lift: float = 1.0  # the factor that a kernel's reading of the bits leaves out
     middle: int = 0  # the number that stands for zero, where no table has it
 
     @property
@@ -42,7 +45,8 @@ NUMBERS = {
     "int4": Number(4, 4, middle=8),
     "e2m1": Number(4, 4, lift=2.0**126),
 }
-"""Kinds of numbers.  Integers count from 0, and their middle is subtracted."""
+"""The supported kinds of numbers. Integers are stored from 0 on, and a kind's `middle` is
+subtracted from them."""
 
 
 @dataclass
@@ -99,6 +103,25 @@ class Packed:
 
     def written_out(self) -> Any:
         """The weights (N, K) as floats."""
+        num_rows, depth = self.shape
+        step = self.rows * max(1, MOST_AT_ONCE // (depth * self.rows))
+        if num_rows <= step:
+            return self._written_out()
+        made = torch.empty(self.shape, dtype=self.dtype, device=self.device)
+        for begin in range(0, num_rows, step):
+            made[begin : begin + step] = self._part(begin, begin + step)._written_out()
+        return made
+
+    def _part(self, begin: int, end: int) -> Packed:
+        """Some rows as a matrix of their own; rows that share a scale must not be parted."""
+        tables = {name: getattr(self, name) for name in TABLES}
+        num_rows = len(self.words)
+        return replace(self, **{
+            name: table[begin * len(table) // num_rows : end * len(table) // num_rows]
+            for name, table in tables.items() if table is not None
+        })  # fmt: skip
+
+    def _written_out(self) -> Any:
         values = numbers_of(self.words, self.number, self.part)
         if self.zeros is not None:
             values -= self._spread(self.zeros)
@@ -113,12 +136,12 @@ class Packed:
         return values.to(self.dtype)
 
     def _spread(self, table: Any) -> Any:
-        """The entry of a table for every weight."""
+        """Expand a table to one entry per weight, (N, K)."""
         wide = table.float().repeat_interleave(self.shape[1] // table.shape[1], 1)
         return wide if len(wide) == self.shape[0] else wide.repeat_interleave(self.rows, 0)
 
     def is_alike(self, other: Packed) -> bool:
-        """Whether one matrix could hold this one and another, one below the other."""
+        """Whether this matrix and another one could be joined into one, one below the other."""
 
         def kind(one: Packed) -> tuple[Any, ...]:
             tables = (getattr(one, name) for name in TABLES)
@@ -147,11 +170,12 @@ class PackedLinear(torch.nn.Module):  # type: ignore[misc, unused-ignore]
 
 
 class PackedStack:
-    """Matrices of one shape, one below another in a packed one; each is written out whenever it is
-    asked for."""
+    """Matrices of one shape, stored as one packed matrix, one below another; each is written out
+    whenever it is read."""
 
     def __init__(self, matrix: Packed, count: int, is_turned: bool = False) -> None:
-        """matrix: (count * N, K).  is_turned: what is asked for is (K, N), not (N, K)."""
+        """matrix: (count * N, K). is_turned: whether each matrix is returned as (K, N) instead of
+        (N, K)."""
         self.matrix, self.count, self.is_turned = matrix, count, is_turned
 
     def __getitem__(self, index: Any) -> Any:
@@ -263,7 +287,7 @@ def stacked(parts: Sequence[Packed]) -> Packed:
 
 
 def _whole(tables: Sequence[Any]) -> Any:
-    """Tables joined one below the other, without a copy where they lie so in memory."""
+    """Tables joined one below the other; no copy is made if they already lie so in memory."""
     first, total = tables[0], sum(map(len, tables))
     ends = [table.data_ptr() + table.numel() * table.element_size() for table in tables]
     is_one = len({table.untyped_storage().data_ptr() for table in tables}) == 1
