@@ -20,6 +20,8 @@ from forerun import rules  # noqa: E402
 from forerun.drafters import Forced, Mixed, Model, NGram, Suffix  # noqa: E402
 from forerun.engine.answer_options import AnswerOptions  # noqa: E402
 from forerun.engine.engine import Engine  # noqa: E402
+from forerun.engine.plan import Span  # noqa: E402
+from forerun.engine.proposal import Proposal  # noqa: E402
 from forerun.engine.request import Request  # noqa: E402
 from forerun.generation.intake import make_request  # noqa: E402
 from forerun.gpu.model import GpuModel  # noqa: E402
@@ -31,6 +33,7 @@ from forerun.gpu_rounds.executor import Captured  # noqa: E402
 from forerun.gpu_rounds.host_drafts import HostDrafts  # noqa: E402
 from forerun.gpu_rounds.lanes import Lane, Lanes  # noqa: E402
 from forerun.gpu_rounds.sampled_steps import LazyRows, SampledSteps  # noqa: E402
+from forerun.rules.types import Drawn  # noqa: E402
 
 pytestmark = IN_INTERPRETER
 MODEL = build()
@@ -208,6 +211,28 @@ def test_rules_that_divide_by_the_drafts_law(rule: str) -> None:
         assert stats.accepted + stats.rounds == len(answer.tokens)
     sure = generate(drafter=Model(GpuModel(MODEL)), **how)
     assert [answer.stats.accepted for answer in sure] == [answer.stats.drafted for answer in sure]
+
+
+def test_memory_of_sampled_steps_is_that_of_the_largest_round() -> None:
+    """However many numbers of requests and of guesses there have been."""
+    engine = engine_of(NGram(min_n=1), num_rows=8, tree=2)
+    steps: Any = engine._executor
+    assert type(steps) is SampledSteps
+    edited = replace(SAMPLING, repetition_penalty=1.5)
+    logits = torch.randn((8, 3, TARGET.vocab_size), generator=torch.Generator().manual_seed(1))
+    requests = [request_of([1, 2], 9, sampling=edited) for _ in range(8)]
+    spans = [Span(row, request, 0, 2, True, True) for row, request in enumerate(requests)]
+    whole = None
+    for count in (8, *range(1, 8)):
+        steps._is_on_host = [False] * count
+        drafts = [Proposal([4, 5], Drawn.SHARED)] * count
+        tokens, faults = steps._sample(spans[:count], drafts, logits[:count].clone())
+        whole = tokens if whole is None else whole
+        assert (tokens == whole[:count]).all()
+        assert not faults.any()
+    assert sorted(steps._kept) == [4, 8, 16, 32]
+    assert steps._edits.num_lanes == 8
+    engine.close()
 
 
 # --- on the host beside the device ---------------------------------------------------------------

@@ -61,6 +61,10 @@ class Edits:
         self._bias = torch.zeros((num_lanes, vocab_size), device=device)
         self._no_depths = torch.zeros(1, **integers)
 
+    @property
+    def num_lanes(self) -> int:
+        return self._size[0]
+
     def put(
         self,
         requests: Sequence[Request | None],

@@ -28,7 +28,7 @@ from forerun.gpu_rounds.masks import Masks, has_mask, masks_of
 from forerun.gpu_rounds.outcomes import fault_of, first_fault
 from forerun.grammars.base import Words
 from forerun.kernels.decide import sample
-from forerun.kernels.scratch import CutScratch, Outcome, Scratch
+from forerun.kernels.scratch import CutScratch, Outcome, Scratch, padded
 from forerun.kernels.truncation import find_thresholds
 from forerun.models.base import LanguageModel
 from forerun.noise.addresses import Purpose
@@ -43,8 +43,8 @@ class SampledSteps(Stepwise):
         super().__init__(target, state, drafting, rule)
         self._is_on_host: Sequence[bool] = ()
         self._mask_faults: Mapping[int, Mapping[int, BaseException]] = {}
-        self._kept: dict[int, tuple[Outcome, Scratch]] = {}  # by number of rows
-        self._edits: dict[int, Edits] = {}  # by number of requests
+        self._kept: dict[int, tuple[Outcome, Scratch]] = {}  # by number of rows, a power of two
+        self._edits: Edits | None = None  # for as many requests as there were at most
 
     @property
     def device(self) -> Any:
@@ -109,8 +109,8 @@ class SampledSteps(Stepwise):
         if any(cuts_law(request.sampling) for request in requests):
             cuts = self._thresholds(requests, flat, heat, scratch)
         sample(flat, heat, seed, position, Purpose.TARGET, 0, scratch, outcome, thresholds=cuts)
-        result = torch.stack([outcome.extra, outcome.fault.to(torch.int64)]).cpu().numpy()
-        tokens, faults = result.reshape(2, num_spans, num_slots)
+        parts = [part[:count].to(torch.int64) for part in (outcome.extra, outcome.fault)]
+        tokens, faults = torch.stack(parts).cpu().numpy().reshape(2, num_spans, num_slots)
         return tokens, faults
 
     def _masks(
@@ -146,18 +146,19 @@ class SampledSteps(Stepwise):
                 path = [draft.tokens[other] for other in draft.path(node)]
                 table[row, node + 1, : len(path)] = path
         device, vocab = flat.device, flat.shape[1]
-        if num_spans not in self._edits:
-            self._edits[num_spans] = Edits(num_spans, vocab, device)
+        if self._edits is None or self._edits.num_lanes < num_spans:
+            self._edits = Edits(padded(num_spans), vocab, device)
         texts = [() if request is None else request.tokens for request in requests]
-        self._edits[num_spans].put(requests, texts)
+        self._edits.put(requests, texts)
         drafted = torch.from_numpy(table.reshape(num_spans * num_slots, -1)).to(device)
-        self._edits[num_spans].apply(
+        self._edits.apply(
             flat, drafted, torch.from_numpy(outputs).to(device), num_rows=num_slots,
             depths=torch.from_numpy(depths.reshape(-1).astype(np.int32)).to(device),
         )  # fmt: skip
 
     def _memory(self, count: int, vocab: int, device: Any) -> tuple[Outcome, Scratch]:
-        """The kernels' working memory for this many rows, reused by later rounds."""
+        """The kernels' working memory for this many rows, or a few more, reused by later rounds."""
+        count = padded(count)
         if count not in self._kept:
             scratch = Scratch.allocate(count, 1, vocab, device, for_match_only=True)
             self._kept[count] = Outcome.allocate(count, device), scratch
