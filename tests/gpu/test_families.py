@@ -83,6 +83,25 @@ def test_a_family_scores_like_transformers_with_the_same_bits_in_every_company(n
     assert torch.equal(fed(target, [16, 6, 1, 1], beside=TEXT[5:20]), whole)
 
 
+def test_a_token_past_the_pages_of_the_pool_is_not_turned() -> None:
+    """A draft model may have fewer pages than the text of a lane in which it does not draft; its
+    tables of angles end with them."""
+    storage = GpuModel(build("qwen3")).on_trial(4).start(1).storage
+    shape, scratch = shapes.PassShape(2, 0, 1, 2, 1), storage.scratch
+    inputs = shapes.Inputs.empty(shape, torch.device("cpu"))
+    inputs.rows.fill_(0)
+    inputs.slots.copy_(torch.tensor([0, 4 * shapes.CHUNK]))
+    inputs.positions.copy_(torch.tensor([0, 4 * shapes.CHUNK - 1]))  # in the table, for this test
+    with torch.inference_mode():
+        scratch.queries.fill_(7)
+        kernels = forward.Kernels(
+            storage.weights, shape, inputs, storage.cache, scratch, early=False
+        )
+        kernels.project(0, scratch.x.zero_(), scratch.no_squares)
+    assert not (scratch.queries[0] == 7).any()
+    assert (scratch.queries[1] == 7).all()
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("sizes", GROUPINGS.values(), ids=GROUPINGS)
 @pytest.mark.parametrize("name", FAMILY_SHAPES)

@@ -125,8 +125,8 @@ def turn(
     if PDL:
         gdc_wait()
         gdc_launch_dependents()
-    row = tl.load(rows + token)
-    if row >= 0:
+    row, slot = tl.load(rows + token), tl.load(slots + token)
+    if (row >= 0) & (slot // PAGE < width):  # no further do tables of angles reach, either
         raw += token * (H + KV) * HD
         a = tl.load(raw + at, mask=there, other=0.0).to(tl.float32)
         b = tl.load(raw + other, mask=there, other=0.0).to(tl.float32)
@@ -145,8 +145,7 @@ def turn(
             s = tl.load(sin + angle, mask=d < RD, other=0.0)
             a = a * c + b * tl.where(d < half, -s, s)
         if is_key:
-            slot = tl.load(slots + token)
-            page = page_of(pages, width, row, slot, slot // PAGE < width, PAGE)
+            page = page_of(pages, width, row, slot, True, PAGE)
             place, step = place_in(keys, page, head, slot % PAGE, KV, HD, PAGE)
             kept = keys + place[:, None] + (d * step)[None, :]
             tl.store(kept, narrowed(a, keys), mask=there)
