@@ -461,6 +461,7 @@ def test_which_trees_are_drafted_on_the_device() -> None:
     assert shape(tree=Tree((-1, 0, -1))) == Tree((-1, -1, 0))
     assert shape(tree=Tree((-1, 0)), rule=rules.get("siblings")) is None
     assert len(shape(tree=40, draft_length=5) or ()) == 26
+    assert shape(rows=129) is shape(draft_length=32) is None
 
 
 def test_the_tables_of_a_tree() -> None:

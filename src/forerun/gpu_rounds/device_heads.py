@@ -81,7 +81,7 @@ def tree_for(tree: int | Tree, draft_length: DraftLength, rule: Rule, num_rows: 
     num_lanes = 1 << max(num_rows - 1, 0).bit_length()
     most = NARROW // num_lanes - 1
     if isinstance(tree, int):
-        tree = best_tree(PROFILE, min(tree, most, MARGIN - height - 1), height)
+        tree = best_tree(PROFILE, max(0, min(tree, most, MARGIN - height - 1)), height)
     fits = 0 < len(tree) <= most and len(tree) + tree.height < MARGIN
     return level_order(tree) if type(rule) is Match and fits else None
 
