@@ -410,6 +410,36 @@ def test_every_round_with_a_tree_tells_the_drafter_what_was_emitted() -> None:
     engine.close()
 
 
+@pytest.mark.parametrize("tree", [None, TREE], ids=["chain", "tree"])
+def test_a_decision_that_waits_for_masks_writes_nothing_for_who_has_left(tree: Any) -> None:
+    """The row may be another request's by then, or share pages with one."""
+    engine = engine_of(tree=tree)
+    asked = AnswerOptions(GUIDED, max_new_tokens=40)
+    requests = [make_request(TARGET, prompt, asked) for prompt in PROMPTS[:2]]
+    for request in requests:
+        engine.submit(request)
+    engine.step()
+    executor: Any = engine._executor
+    flight, state = executor._flight, executor._state
+    assert not flight.is_decided
+
+    def kept() -> list[Any]:
+        parts = [*state.storage.cache[:2], *state.storage.heads._paged.tensors]
+        pages = [[page.number for page in state.storage.pages.of_row(row, 64)] for row in (0, 1)]
+        return [torch.cat([part[:, own].flatten() for part in parts]) for own in pages]
+
+    before = kept()
+    with torch.inference_mode():
+        flight.leave([0])
+        flight.decide({})
+    flight.wait()
+    after = kept()
+    assert torch.equal(before[0], after[0])
+    assert not torch.equal(before[1], after[1])
+    executor._flight = None
+    engine.close()
+
+
 @pytest.mark.parametrize("temperature", [0.0, 0.8])
 def test_nodes_of_a_tree_arrive_first_by_the_torch_runners_laws(temperature: float) -> None:
     text, output, seed = [7, 3, 3, 9, 11, 2], 4, 3

@@ -150,7 +150,10 @@ class Flight:
         return lane if there is not None and there.row == span.row else None
 
     def leave(self, rows: Sequence[int]) -> None:
-        """Record that the texts of these rows are gone, and with them what this round adds."""
+        """Record that the texts of these rows are gone, and with them what this round adds. A
+        decision that is launched later writes nothing to them, because others may have them."""
+        if rows and not self.is_decided:
+            self.round.leave(rows)
         for lane, span in enumerate(self.spans):
             if span is not None and span.row in rows:
                 self.lengths[lane] = -1

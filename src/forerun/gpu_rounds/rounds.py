@@ -200,6 +200,12 @@ class CapturedRound:
             self._run(1)
         return turn
 
+    def leave(self, rows: Sequence[int]) -> None:
+        """Let the rest of the round launched last write nothing to these rows."""
+        gone = torch.tensor(rows, dtype=torch.int32).to(self.lanes.rows.device)
+        for table in (self.lanes.rows, self._pass.inputs.rows):
+            table.masked_fill_(torch.isin(table, gone), -1)
+
     def decide(self, turn: Turn, by_host: Mapping[int, int], masks: Mapping[int, Words]) -> None:
         """Queue the decision of the round launched last, and the copies of its results to the host.
 
