@@ -150,6 +150,10 @@ ROUNDED_UP: dict[str, tuple[dict[str, Any], Callable[[int, int], Any]]] = {
         compressed("float-quantized", "float", 8, block_structure=[128, 128]),
         lambda rows, depth: float8(rows, depth, "weight_scale", scales_of(2, 2)),
     ),
+    "float-quantized, as text": (
+        compressed("float-quantized", "float", 8, block_structure="128x128"),
+        lambda rows, depth: float8(rows, depth, "weight_scale", scales_of(2, 2)),
+    ),
     "pack-quantized": (
         compressed("pack-quantized", "int", 4, group_size=128),
         lambda rows, depth: pack_quantized(rows, depth, 4, has_zeros=False),

@@ -209,7 +209,11 @@ def _block_of(config: Mapping[str, Any]) -> Block:
     is_fp8 = str(config.get("quant_method")).lower() == "fp8"
     usual = USUAL_BLOCK if is_fp8 else told.get("block_structure")
     sizes = told.get("weight_block_size", usual) or (None, told.get("group_size"))
-    rows, depth = (size if isinstance(size, int) and size > 0 else None for size in sizes)
+    if isinstance(sizes, str):  # as older files have them
+        sizes = [int(size) for size in sizes.split("x") if size.isdigit()]
+    rows, depth, *_ = (
+        size if isinstance(size, int) and size > 0 else None for size in (*sizes, None, None)
+    )
     return rows, depth
 
 
