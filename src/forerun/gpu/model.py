@@ -36,7 +36,7 @@ from forerun.models.rounded import Bits
 from forerun.models.trial_results import LOCK, Findings, findings_of
 
 TRIAL_PAGES = 16
-"""The pages of a model whose bits are compared before it is used."""
+"""The number of pages of a model on trial, whose results are compared before it is used."""
 
 
 @dataclass
@@ -97,8 +97,8 @@ class GpuModel(NotPickled, GpuPass):
         self.compute_dtype = str(model.dtype).removeprefix("torch.")
 
     def on_trial(self, num_pages: int = TRIAL_PAGES, *, is_lossless: bool = False) -> GpuModel:
-        """The same model with a few pages of its own. The final pool is made only when all models
-        that share the device are there.
+        """A copy of this model that has a few pages of its own, for a trial. The final pool is made
+        only when all models that share the device are there.
 
         is_lossless: keep keys and values in the precision of the model.
         """

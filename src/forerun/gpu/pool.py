@@ -1,9 +1,9 @@
 """Keys and values of one model on its device, in pages that the rows of all its engines draw on.
 
-A pool is made once, when a row first needs a page.  All models that were started on the device by
+A pool is made once, when a row first needs a page. All models that were started on the device by
 then share what it has left, with as many pages each: a drafter has room for the texts of its
-target.  Nothing grows after that, and nothing moves that a captured graph holds an address of.
-Page 0 belongs to nobody: what is written past the pages of a row lands there.
+target. After that nothing grows, and nothing moves whose address a captured graph contains. Page 0
+belongs to no row: data written past the pages of a row goes there.
 """
 
 from __future__ import annotations
@@ -27,25 +27,26 @@ from forerun.gpu.weights import Weights
 from forerun.models.pages import RowPages
 
 SLACK = 32
-"""Slots past a text that drafts may be written to."""
+"""The number of slots after a text that drafts may be written to."""
 MOST_ROWS = 1024
-"""The most rows of an engine that does not ask for more."""
+"""The default for the most rows of an engine."""
 SHARE = 0.5
-"""The share of the free memory that pools take if nothing else is said."""
+"""The share of the free memory that pools take by default."""
 SPARED = 1 / 32
-"""The share of the device's memory that is left for graphs, where a limit is given."""
+"""The share of the device's memory that is left for graphs if a limit for the memory is given."""
 FLOAT_BYTES = 4
-"""The bytes of a logit."""
+"""The number of bytes of a logit."""
 LOGIT_ROWS = 2 * 2 * shapes.MOST_LOGITS
-"""Rows of logits that passes may come to hold (`Storage.logits`): two uses, and for each of them
-sizes that double up to the most, twice as many in all."""
+"""The most rows of logits that all passes together may allocate (`Storage.logits`). There are two
+uses, and for each of them buffers of doubling size, which together have twice the rows of the
+largest."""
 ON_HOST = 256
-"""Pages of a pool without a device."""
+"""The number of pages of a pool that is not on a GPU."""
 
 LOCK = RLock()
-"""Held while pages change hands, also those of rows that rest, by whoever takes them."""
+"""Must be held by anyone who takes, frees or moves pages, including those of resting rows."""
 _STARTED: WeakSet[Pool] = WeakSet()
-"""Pools that are needed and were not made yet."""
+"""The pools that rows will need but that have not been made yet."""
 
 
 class DeviceMemoryError(ForerunError, MemoryError):
@@ -89,14 +90,15 @@ class Page:
 class Pool:
     """The pages of one model.
 
-    rotary: gives cosines and sines (tables, positions, turned dimensions / 2).
-    longest: tokens of the longest text.
-    given: pages, where they do not depend on the memory that the device has left.
-    kv_dtype: "float8" rounds keys and values to 8 bits; None: the precision of the model.
+    rotary: a function that gives cosines and sines (tables, positions, rotated dimensions / 2).
+    longest: tokens of the longest text. given: the number of pages, if it does not depend on the
+    device's free memory. kv_dtype: "float8" rounds keys and values to 8 bits; None: the precision
+    of the model.
     """
 
     memory: float | int | None = None
-    """How much of the device this process may fill, weights included: a share, or bytes."""
+    """The part of the device's memory that this process may fill, weights included: a share, or a
+    number of bytes; None for the default."""
 
     def __init__(
         self,
@@ -117,7 +119,7 @@ class Pool:
         self._others: WeakKeyDictionary[Any, Paged] = WeakKeyDictionary()
         self._unused: list[Page] = []
         self._angles: Any = None
-        self._streams: list[Any] = []  # whose kernels use pages
+        self._streams: list[Any] = []  # streams whose kernels use pages
         self._resting: dict[tuple[DevicePages, int], ReferenceType[Any]] = {}  # longest first
 
     @property
@@ -225,7 +227,7 @@ class Pool:
             for part in parts:
                 part.make(num_pages)
         except DeviceMemoryError:
-            for part in parts:  # what was made must not stand in the way of fewer
+            for part in parts:  # free what was made, so that fewer pages may fit
                 part.tensors = []
             raise
         self.num_positions = min(self.longest, num_pages * self.size)
@@ -291,7 +293,8 @@ class Pool:
 class DevicePages(RowPages[Page]):
     """The pages of the rows of an engine.
 
-    table: (rows, pages of the longest text), their numbers on the device, of others 0.
+    table: (rows, pages of the longest text), the numbers of the pages on the device; 0 where a row
+    has no page.
     """
 
     def __init__(self, pool: Pool, num_rows: int) -> None:
@@ -332,7 +335,7 @@ class DevicePages(RowPages[Page]):
             super().reserve(row, begin, end)
 
     def places(self, row: int, slots: Any) -> tuple[Any, Any]:
-        """Numbers of the pages of slots (M,), and the places in them."""
+        """The numbers of the pages that hold slots (M,) of a row, and the places in these pages."""
         pages = [self._rows[row][slot // self.size].number for slot in slots.tolist()]
         device = self.pool.device
         return torch.tensor(pages, device=device), torch.from_numpy(slots % self.size).to(device)

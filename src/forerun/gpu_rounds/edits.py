@@ -20,9 +20,9 @@ from forerun.kernels.decide import OPTIONS
 from forerun.kernels.scratch import padded
 
 TAIL = 16
-"""Tokens of a text that are kept for bad words; a power of two."""
+"""The number of last tokens of a text that are kept to recognise bad words; a power of two."""
 MOST_WORDS = 64
-"""Bad words and endings of a request on the device."""
+"""The most bad words and ending tokens that a request may have on the device."""
 ALWAYS = 2**31 - 1
 BLOCK = 1024
 
@@ -176,7 +176,8 @@ def _counts_tokens(request: Request) -> bool:
 
 
 def _words(request: Request) -> list[tuple[Sequence[int], int]]:
-    """The forbidden tokens: after which tokens, and before which position of the output."""
+    """The forbidden words of a request: for each its tokens, and the output position before which
+    it is forbidden."""
     words: list[tuple[Sequence[int], int]] = [(word, ALWAYS) for word in request.bans.words]
     if request.sampling.min_tokens:
         words += [((token,), request.sampling.min_tokens) for token in request.bans.endings]

@@ -71,7 +71,7 @@ class Landed(NamedTuple):
 
 
 NOT_LANDED = Landed(None, 0, (0, 0, 0, 0))
-"""The result of a request that has a lane in the next round only."""
+"""Stands for the result of a request that has no lane in this round, only in the next one."""
 
 
 @dataclass
@@ -92,12 +92,12 @@ class Flight:
     turn: Turn = field(init=False)  # its results
     is_decided: bool = False  # the decision is launched, too
     mask_faults: dict[int, dict[int, BaseException]] = field(default_factory=dict)
-    """By lane and slot: what a grammar raised."""
+    """The exceptions raised by grammars, by lane and slot."""
 
     def decide(self, outputs: Mapping[int, Sequence[int]]) -> None:
         """Launch the decision of the round, with the masks of grammars.
 
-        outputs: of the requests, by lane; requests in other lanes have ended.
+        outputs: the outputs of the requests, by lane; requests in other lanes have ended.
         """
         masks: dict[int, Words] = {}
         there = [pair for pair in self.masked.items() if pair[0] in outputs]

@@ -33,9 +33,9 @@ from forerun.noise.addresses import Purpose
 from forerun.trees.tree import Tree
 
 WIDEST = 16
-"""The most tokens that a lane is fed; kernels between passes are compiled for this many."""
+"""The most tokens that a lane is fed. The kernels between passes are compiled for this many."""
 FEWEST_LANES = 32
-"""Lanes that these kernels are compiled for at least."""
+"""The kernels between passes are compiled for at least this many lanes."""
 ALIGNED = 16
 """If rows have a multiple of this many logits, each begins at an address that kernels read
 fastest."""
@@ -209,8 +209,8 @@ class CapturedRound:
     def decide(self, turn: Turn, by_host: Mapping[int, int], masks: Mapping[int, Words]) -> None:
         """Queue the decision of the round launched last, and the copies of its results to the host.
 
-        by_host: the lanes that the host decides, with the number of tokens each drafts.
-        masks: of grammars, by row of the logits.
+        by_host: the lanes that the host decides, with the number of tokens each drafts. masks: the
+        masks of grammars, by row of the logits.
         """
         if self._masks is not None:
             self._masks.put(masks)

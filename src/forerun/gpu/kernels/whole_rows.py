@@ -1,5 +1,5 @@
-"""Kernels of a pass that see whole rows, one program each: what a product cannot do before all of
-its row is there.
+"""Kernels of a pass with one program per row, for work that needs a whole row at once, so that a
+product cannot do it.
 
 A program has the same shape in every pass, so its sums have the same order.  Sizes are those of
 layers.py; K is padded to KP.  UNIT is added to the weights of norms.
@@ -19,7 +19,7 @@ def _leave(
     values, token, norm, x, normed, squares, UNIT: tl.constexpr, K: tl.constexpr, KP: tl.constexpr,
     P: tl.constexpr, NORM: tl.constexpr,
 ):  # fmt: skip
-    """Store a token's row (KP,) of the residual stream, and what the norm after it needs."""
+    """Store a token's row (KP,) of the residual stream, and the inputs of the norm that follows."""
     k = tl.arange(0, KP)
     tl.store(x + token * K + k, values, mask=k < K)
     if NORM:
@@ -59,11 +59,11 @@ def add_rows(
     K: tl.constexpr, KP: tl.constexpr, P: tl.constexpr, PARTS: tl.constexpr, AFTER: tl.constexpr,
     NORM: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """x (M, K) = residual + gain * the rows `added`, normalised if AFTER, together with the inputs
-    of the norm after it; one program per token.
+    """Compute x (M, K) = residual + gain * added, where the added rows are normalised first if
+    AFTER, and the inputs of the norm that follows; one program per token.
 
-    If PARTS, a token has so many rows, which weigh parts (M, PARTS) and are added up in order.
-    residual: not of the kernel before this one.
+    If PARTS is not 0, each token has PARTS added rows, which are summed in order with the weights
+    parts (M, PARTS). residual: must not be written by the previous kernel.
     """
     token = tl.program_id(0)
     k = tl.arange(0, KP)
@@ -90,7 +90,7 @@ def add_rows(
 
 @triton.jit
 def final_norm(x, norm, y, stride, eps, UNIT: tl.constexpr, K: tl.constexpr, KP: tl.constexpr):
-    """y (·, stride) = the normalised x (M, K), for readers of hidden states; one program per
+    """Write y (·, stride), the normalised x (M, K), for readers of hidden states; one program per
     token."""
     token = tl.program_id(0)
     k = tl.arange(0, KP)
@@ -108,10 +108,10 @@ def turn(
     HP: tl.constexpr, WP: tl.constexpr, RD: tl.constexpr, HEAD_NORM: tl.constexpr,
     WIDE_NORM: tl.constexpr, TURN: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """Queries and keys raw (M, (H + KV) * HD) to their places, normed and turned; one program per
-    token for its queries, and one for its keys.
+    """Norm and rotate the queries and keys in raw (M, (H + KV) * HD), and write them to their
+    places. One program per token handles its queries, another one its keys.
 
-    Of a head the first RD dimensions are turned: d with d + RD / 2.  WP: heads, padded.
+    The first RD dimensions of a head are rotated, in pairs of d and d + RD / 2. WP: heads, padded.
     head_norms: (2, HD) if HEAD_NORM, ((H + KV) * HD,) if WIDE_NORM, which norms all heads together.
     """
     token, is_key = tl.program_id(0), tl.program_id(1) == 1

@@ -19,11 +19,14 @@ from forerun.serve.admission.keys import ANYBODY
 from forerun.serve.http.responses import PING, error_response
 
 MOST_CONNECTIONS = 700
-"""At once; a process may usually open 1024 files, those of the model among them."""
+"""The most connections at once. A process may usually open 1024 files, and the model needs some of
+them."""
 MOST_PROBED = 50
-"""Connections beyond these where all are busy; they may ask how the server is, and nothing else."""
+"""If all connections are busy, this many more are accepted, which may only ask for the server's
+health."""
 MOST_AT_A_TIME = 200
-"""Connections that are accepted before those that have to make room for them are closed."""
+"""The most connections that are accepted at once, before idle ones are closed to make room for
+them."""
 PROBES = ("/health", "/ready")
 PROBE_SECONDS = 0.2
 
@@ -144,7 +147,7 @@ class Protocol(H11Protocol):  # type: ignore[misc]
 
 
 def _worth(one: Protocol, counts: Counter[str]) -> tuple[bool, int, float]:
-    """A sort key for idle connections, the first to close comes first.
+    """A sort key for idle connections; those to close first come first.
 
     counts: the number of idle connections of each address.
     """

@@ -32,21 +32,22 @@ class Bounds:
 
 
 MOST_DISCARDED = 128 * 2**20
-"""Bytes of a body that is too large which are read before the answer: a client that is still
-sending when the connection closes would not see why."""
+"""If a body is too large, this many bytes of it are read before the refusal is sent, because a
+client that is still sending when the connection closes would not see the reason."""
 
 MOST_MEMBERS = 64
 """The most members of a gzipped body, because the rest of the body is copied for each of them."""
 
 LARGE = 64 * 2**10
-"""Bytes; what a body has beyond them is received when its turn has come."""
+"""The size in bytes from which on a body is large: the rest of it is received only when its turn
+comes."""
 
 LARGE_BYTES_PER_SECOND = 8 * 2**20
-"""The most bytes a second of all large bodies: more would take the time in which others are
-answered."""
+"""The most bytes per second that are received of all large bodies together; more would take the
+time that answering other requests needs."""
 
 LONGEST_TURN = 1.0
-"""Seconds, also of a body that takes longer."""
+"""The most seconds of a turn, even for a body that takes longer."""
 
 
 class Bodies:
