@@ -149,6 +149,18 @@ def test_rules_that_divide_by_the_drafts_law(rule: str) -> None:
         assert answer.stats.accepted + answer.stats.rounds == len(answer.tokens)
 
 
+def test_no_hidden_states_are_kept_that_nobody_reads() -> None:
+    """Of a prompt they take a sixth of the memory of its keys, beside the pool."""
+    engine = engine_of()
+    engine.submit(request_of(PROMPTS[1], 40))
+    engine.step()
+    state: Any = engine._executor._state  # type: ignore[attr-defined]
+    assert state.listener.lengths[0] > 0
+    assert state._history is None
+    assert not any(len(seen) for seen in state._seen)
+    engine.close()
+
+
 def test_which_rounds_draft_on_the_device() -> None:
     def kind(**options: Any) -> Any:
         executor: Any = engine_of(**options)._executor

@@ -109,18 +109,10 @@ class GpuRows(PathRows):
             self.kept[row] = self._history.add(row, torch.cat([self._seen[row], states]))
             self.forget(row)
 
-    def put_aside(self, row: int, *, is_answered: bool) -> None:
-        """Store the states of the tokens fed since the last commit, for the next reader.
-
-        is_answered: a captured round continued from there; its own states stay on the device.
-        """
-        if self._history is None:
-            return
-        if self._seen[row] is not None and len(self._seen[row]):
-            self._history.put(row, self._seen[row])
-            self.forget(row)
-        if is_answered:
-            self._history.cut(row)
+    def tell(self, listener: HeadsRows) -> None:
+        """Let a network hear of every pass on the device. Then nobody reads states of the rows, so
+        they are not kept."""
+        self.listener, self._history = listener, None
 
     def copy_prefix(self, source: int, row: int, length: int) -> int:
         """Let an empty row share the pages that hold the first tokens of `source`."""
@@ -253,13 +245,11 @@ def shape_of(lines: Sequence[Line], num_logits: int) -> PassShape:
     """The smallest captured shape that has room for a pass."""
     segments = segments_of(lines)
     shape = PassShape(
-        num_tokens=padded_pass(len(lines)),
-        num_logits=_power(num_logits, least=0),
-        num_segments=_power(len(segments)),
-        per_segment=_power(max(count for _, count in segments)),
+        num_tokens=padded_pass(len(lines)), num_logits=_power(num_logits, least=0),
+        num_segments=_power(len(segments)), per_segment=_power(max(count for _, count in segments)),
         num_chunks=num_chunks(max(line.position for line in lines) + 1),
         branch_width=_power(max(len(line.branch) for line in lines), least=0),
-    )
+    )  # fmt: skip
     return shape._replace(num_chunks=1) if shape.is_whole else shape
 
 

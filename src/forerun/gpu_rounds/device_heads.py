@@ -108,5 +108,6 @@ def device_heads(drafter: Heads, drafting: Drafting, state: GpuRows) -> DeviceHe
         except DeviceMemoryError:
             return None
         target.heads = kept
-    state.listener = HeadsRows(kept, len(state.lengths))
-    return DeviceHeads(drafting, heads=state.listener)
+    rows = HeadsRows(kept, len(state.lengths))
+    state.tell(rows)
+    return DeviceHeads(drafting, heads=rows)

@@ -84,7 +84,6 @@ class Captured:
         self._needs = Needs()  # of all requests so far; rounds that read prompts serve them all
         # A drafter on the host hears no hidden states of prompts that rounds read.
         self._can_read = not (drafter.is_on_host and state.layers)
-        self._unseen: set[int] = set()  # rows of which a round reads a part of this plan
         self._begun = self._last_result = 0.0
         self._captured_before = 0.0  # seconds of captures before this plan
 
@@ -107,7 +106,6 @@ class Captured:
     def execute(self, plan: RoundPlan) -> Decision:
         """Draft, score and decide. Nothing is stored until `commit`."""
         self._begun, self._captured_before = working(), self._captures.seconds
-        self._unseen = set()
         left = [arguments[0] for verb, arguments in plan.changes if verb == "leave"]
         self._drafter.free(left)
         if self._flight is not None:
@@ -121,10 +119,6 @@ class Captured:
             self._state.lengths[span.row] = max(span.start, len(span.request.tokens) - 1)
         for span in plan.reading:
             self._state.lengths[span.row] = span.end
-        if self._drafter.hears:
-            for span in plan.spans:
-                is_unseen = span.answers or span.row in self._unseen
-                self._state.put_aside(span.row, is_answered=is_unseen)
 
     def _depart(self, plan: RoundPlan, parts: Sequence[Part]) -> Departure:
         """Launch the next round after the running one. If the running round serves nobody in the
@@ -197,12 +191,9 @@ class Captured:
             self._take_off(plan, decision, departure.parts)
         usual = self._usual_lengths(plan)
         return replace(
-            decision,
-            is_overlapped=self._flight is not None,
-            is_timed=is_timed,
-            room=self._room(usual),
-            costs_drafts=self._can_read and any(usual),
-        )
+            decision, is_overlapped=self._flight is not None, is_timed=is_timed,
+            room=self._room(usual), costs_drafts=self._can_read and any(usual),
+        )  # fmt: skip
 
     def _usual_lengths(self, plan: RoundPlan) -> list[int]:
         """The draft lengths for these answers in a round that reads no prompts."""
@@ -361,7 +352,6 @@ class Captured:
         length = 0 if size else self._draft_length(asked, num_lanes, max(most))
         inside, outside = fitting(parts, size)
         self._state.feed(outside)
-        self._unseen.update(row for row, _, _ in inside)
         firsts = {row: first for row, first, _ in inside}
         able, more = [], []  # to guess; tokens that come to texts of which it has to read more
         for span, text, lane, is_moved in zip(spans, texts, order, moves, strict=True):
@@ -390,16 +380,10 @@ class Captured:
         )
         self._needs = needs.joined(self._needs)
         shape = RoundShape(
-            num_lanes,
-            length,
-            1 if size else captures.num_chunks(MARGIN + max(most)),
-            self._rule.name,
-            drafts is not None,
-            *(self._needs if size else needs),
-            layers=self._state.layers,
-            tree=captures.tree,
-            block=size,
-        )
+            num_lanes, length, 1 if size else captures.num_chunks(MARGIN + max(most)),
+            self._rule.name, drafts is not None, *(self._needs if size else needs),
+            layers=self._state.layers, tree=captures.tree, block=size,
+        )  # fmt: skip
         for span, end in zip(spans, most, strict=True):
             self._state.reserve(span.row, self._state.lengths[span.row], end + shape.num_nodes)
         for row, at, part in inside:

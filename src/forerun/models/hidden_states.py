@@ -21,16 +21,15 @@ class History:
         self._join = join
         self._parts: list[list[Any] | None] = [None if length else [] for length in lengths]
         self._is_new = [False] * len(lengths)  # the row's user has not been shown the states yet
-        self._is_cut = [False] * len(lengths)  # states of later tokens are missing
 
     def add(self, row: int, states: Any) -> Any:
         """Append the states of a commit.
 
-        Returns the states that the row's user has not been shown yet: after `copy` or `put` all
-        states of the row, else those of this commit.
+        Returns the states that the row's user has not been shown yet: all states of the row after
+        `copy`, else those of this commit.
         """
         parts = self._parts[row]
-        if parts is None or self._is_cut[row]:
+        if parts is None:
             return states
         parts.append(states)
         if not self._is_new[row]:
@@ -41,24 +40,11 @@ class History:
     def copy(self, source: int, row: int, length: int) -> None:
         """Let `row` share the first `length` states of `source`, which may be the same row."""
         parts = self._parts[source]
-        if parts is not None and self._is_cut[source] and length > sum(map(len, parts)):
-            parts = None
         self._parts[row] = None if parts is None else self._first(parts, length)
-        self._is_new[row], self._is_cut[row] = True, False
+        self._is_new[row] = True
 
     def release(self, row: int) -> None:
-        self._parts[row], self._is_new[row], self._is_cut[row] = [], False, False
-
-    def put(self, row: int, states: Any) -> None:
-        """Append states that the row's user will be shown with the next commit."""
-        parts = self._parts[row]
-        if parts is not None and not self._is_cut[row]:
-            parts.append(states)
-            self._is_new[row] = True
-
-    def cut(self, row: int) -> None:
-        """From now on, keep no states of the tokens that this row stores."""
-        self._is_cut[row] = True
+        self._parts[row], self._is_new[row] = [], False
 
     def _first(self, parts: list[Any], length: int) -> list[Any]:
         """The first `length` states as a list of parts."""
