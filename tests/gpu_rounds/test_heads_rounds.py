@@ -40,6 +40,7 @@ from forerun.gpu_rounds.choosing import executor_of  # noqa: E402
 from forerun.gpu_rounds.device_heads import DeviceHeads, device_heads  # noqa: E402
 from forerun.gpu_rounds.draft_steps import HeadsSteps  # noqa: E402
 from forerun.gpu_rounds.executor import Captured  # noqa: E402
+from forerun.gpu_rounds.host_drafts import HostDrafts  # noqa: E402
 from forerun.gpu_rounds.lanes import Lane, Lanes  # noqa: E402
 from forerun.gpu_rounds.sampled_steps import LazyRows  # noqa: E402
 from forerun.gpu_rounds.tree_steps import TreeSteps  # noqa: E402
@@ -339,6 +340,17 @@ def test_without_memory_for_its_keys_drafts_come_from_the_host(
     answers = generate(draft_length=2)
     assert texts(answers) == plain
     assert not any(answer.stats.notes for answer in answers)
+
+
+def test_so_they_do_without_memory_for_its_scratch(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: Any) -> None:
+        raise torch.cuda.OutOfMemoryError("no memory")
+
+    monkeypatch.setattr(TARGET._pass, "idle", [])
+    monkeypatch.setattr(HeadsStorage, "__init__", refuse)
+    engine = engine_of()
+    assert type(engine._executor) is HostDrafts
+    engine.close()
 
 
 def test_the_usual_drafter_is_one_that_drafts_within_the_rounds(tmp_path: Path) -> None:

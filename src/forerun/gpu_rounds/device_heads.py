@@ -105,7 +105,7 @@ def device_heads(drafter: Heads, drafting: Drafting, state: GpuRows) -> DeviceHe
         try:
             with torch.inference_mode():
                 kept = HeadsStorage(runner.network, runner.embedding, drafter.tokens, pages, runner)
-        except DeviceMemoryError:
+        except (DeviceMemoryError, torch.cuda.OutOfMemoryError):  # of its pages, or its scratch
             return None
         target.heads = kept
     rows = HeadsRows(kept, len(state.lengths))
