@@ -20,6 +20,10 @@ def pair(**changes: Any) -> tuple[Any, Any, int]:
     network = tiny_block_network(**changes)
     for norm in (network.norm_feature, network.norm_head, *(x.norm for x in network.layers)):
         norm.weight.data += 0.1 * torch.randn_like(norm.weight)
+    for layer in network.layers:
+        for conv in (layer.conv_attention, layer.conv_mlp) if network.design.conv_taps else ():
+            torch.nn.init.normal_(conv.base)
+            torch.nn.init.normal_(conv.kernel.weight, std=0.1)
     table = torch.randn(61, 32)
     weights = {name: value.numpy() for name, value in network.state_dict().items()}
     lean = LeanBlockRunner(network.design, weights, table.numpy().__getitem__, 1)
@@ -32,6 +36,7 @@ def pair(**changes: Any) -> tuple[Any, Any, int]:
         {},
         {"has_head_norms": False, "num_layers": 1, "anchor_guesses": False},
         {"state_norm": "none", "biases": ("fuse", "qkv", "output", "gate_up", "down")},
+        {"conv_taps": 3, "conv_group": 8, "selector_rank": 6, "embedding_scale": 1.5},
     ],
 )
 def test_rows_that_grow_together_and_alone(changes):

@@ -182,8 +182,9 @@ def test_rules_with_coins_judge_its_guesses(rule, tree, folder):
     assert sum(each.stats.accepted for each in found) > 0
 
 
-def test_the_promises_of_every_drafter(folder):
-    check_drafter(lambda: Block(folder), fr.wrap(tiny_llama(seed=3)), prompts=PROMPTS)
+@pytest.mark.parametrize("target", ["lean"], indirect=True)
+def test_the_promises_of_every_drafter(target, folder):
+    check_drafter(lambda: Block(folder), target, prompts=PROMPTS)
 
 
 @pytest.mark.parametrize(

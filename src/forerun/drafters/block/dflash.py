@@ -140,6 +140,7 @@ class Files(PublishedFiles):
     def design(self) -> BlockDesign:
         """The sizes and switches of the network."""
         config, sizes = self.config, self._sizes("layers.0.")
+        sizes["has_head_norms"] = True
         if "fc.bias" in self.tensors:
             sizes["biases"] = ("fuse", *sizes["biases"])
         return BlockDesign(

@@ -80,8 +80,7 @@ def runner_for(source: Trained | PublishedBlock, target: Any) -> Any:
     check(trained.target, target)
     design: Any = trained.design
     own = trained.embedding
-    is_lean = isinstance(target, CpuPass)
-    if is_lean and not design.conv_taps:  # needs no torch
+    if isinstance(target, CpuPass):  # needs no torch
         from forerun.drafters.block.lean_runner import LeanBlockRunner
 
         subject: Any = target
@@ -93,7 +92,7 @@ def runner_for(source: Trained | PublishedBlock, target: Any) -> Any:
     from forerun.drafters.block.torch_runner import TorchBlockRunner
     from forerun.drafters.heads.network import embedding_of
 
-    table = torch.from_numpy(target.embedding) if is_lean else embedding_of(target.model)
+    table = embedding_of(target.model)
     network = BlockNetwork(design).to(table.device, table.dtype)
     network.load_state_dict({name: torch.from_numpy(w) for name, w in trained.weights.items()})
     return TorchBlockRunner(network, table if own is None else torch.from_numpy(own).to(table))

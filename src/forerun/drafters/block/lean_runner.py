@@ -30,6 +30,7 @@ from forerun.lean.plan import MOST_TOKENS, Lot, passes
 from forerun.lean.storage import padded
 
 PRODUCTS = ("qkv", "output", "gate_up", "down")
+CONVS = ("conv_attention", "conv_mlp")
 Embeddings = Callable[[Any], Any]
 """Rows (N, D) of the target's embedding, by their tokens (N,)."""
 
@@ -37,10 +38,13 @@ Embeddings = Callable[[Any], Any]
 def take(design: BlockDesign, weights: Mapping[str, Floats]) -> BlockWeights:
     """Copy the weights into panels, in the fewest bits that keep them exactly."""
     layers = [f"layers.{number}" for number in range(design.num_layers)]
-    products = ["fuse", *(f"{layer}.{name}" for layer in layers for name in PRODUCTS), "head"]
+    inside = (*PRODUCTS, *(f"{name}.kernel" for name in CONVS if design.conv_taps))
+    products = ["fuse", *(f"{layer}.{name}" for layer in layers for name in inside), "head"]
     parts = []
     for name in products:
         values, count = weights[f"{name}.weight"], 2 if name.endswith("gate_up") else 1
+        if name == "head" and design.selector_rank:
+            values = np.concatenate([values, weights["selector.weight"]])
         bias = weights.get(f"{name}.bias", np.zeros(len(values), np.float32))
         pieces, biases = np.split(values, count), np.split(bias, count)
         parts.append(Part(pieces, biases, takes_turns=count > 1))
@@ -49,6 +53,10 @@ def take(design: BlockDesign, weights: Mapping[str, Floats]) -> BlockWeights:
         names = [[f"{layer}.norm_{part}.weight" for part in ("query", "key")] for layer in layers]
         of_heads = np.array([[weights[name] for name in both] for both in names], np.float32)
     of_layers = [[weights[f"{at}.{name}.weight"] for name in ("norm", "norm_mlp")] for at in layers]
+    of_convs = np.empty((design.num_layers, 2, 2, 0, design.hidden_size), np.float32)
+    if design.conv_taps:
+        bases = [[weights[f"{layer}.{name}.base"] for name in CONVS] for layer in layers]
+        of_convs = np.array(bases, np.float32)
     of_states = weights.get("norm_layers.weight", np.empty(0, np.float32))
     return BlockWeights(
         matrices=join(parts, is_coarse=True),
@@ -66,6 +74,9 @@ def take(design: BlockDesign, weights: Mapping[str, Floats]) -> BlockWeights:
             eps=np.float32(design.norm_eps),
         ),
         eps=np.float32(design.norm_eps),
+        bases=of_convs,
+        group=design.conv_group,
+        block_size=design.block_size,
     )
 
 
@@ -108,9 +119,10 @@ class LeanBlockRunner:
         tokens: Sequence[Sequence[int]],
     ) -> Logits:
         """Append tokens that the target has processed, and guess what follows: logits
-        (R, N, Vd)."""
+        (R, N, Vd), and after them what a selector reads, if there is one."""
         size = self.design.block_size
-        logits = np.empty((len(rows) * size, self.design.num_tokens), np.float32)
+        width = self.design.num_tokens + self.design.selector_rank
+        logits = np.empty((len(rows) * size, width), np.float32)
         last: list[tuple[int, Floats, int | None, int]] = []  # of the pass with the next blocks
         room = MOST_TOKENS
         for index, (row, part) in enumerate(zip(rows, features, strict=True)):
@@ -153,12 +165,17 @@ class LeanBlockRunner:
             sight=plan._replace(slots=slots),
             told=np.flatnonzero(plan.logit_of < 0),
             states=np.concatenate([states for _, states, _, _ in parts]),
-            begun=np.asarray(self._embeddings(np.array(ids, np.int64).reshape(-1)), np.float32),
+            begun=self._embedded(np.array(ids, np.int64).reshape(-1)),
             logits=logits,
         )
         held = hold((self.weights, state.pages.cache, state.scratch, level))
         compiler.wait()
         self._crew.run(NUM_STAGES + PER_LAYER * (design.num_layers - 1), guess, held)
+
+    def _embedded(self, ids: Any) -> Floats:
+        """The inputs (N, D) of entries with these tokens."""
+        table = np.asarray(self._embeddings(ids), np.float32)
+        return table * np.float32(self.design.embedding_scale)
 
     def _lots(self, state: LeanBlockRows, parts: Sequence[Any]) -> Iterator[Lot]:
         for row, states, anchor, place in parts:
@@ -186,6 +203,7 @@ def make_scratch(design: BlockDesign, weights: BlockWeights, num_tokens: int) ->
     def room(*shape: int) -> Floats:
         return np.empty(shape, np.float32)
 
+    of_convs = num_tokens if design.conv_taps else 0
     return BlockScratch(
         states=room(num_tokens, design.num_features),
         features=room(num_tokens, hidden),
@@ -197,5 +215,8 @@ def make_scratch(design: BlockDesign, weights: BlockWeights, num_tokens: int) ->
         hidden=room(num_tokens, hidden),
         normed=room(num_tokens, hidden),
         inner=room(num_tokens, design.mlp_size),
+        kernels=room(of_convs, 2 * design.conv_taps * hidden // design.conv_group),
+        shifted=room(of_convs, hidden),
+        added=room(of_convs, hidden),
         limbs=make_limbs(weights.matrices, num_tokens),
     )

@@ -130,6 +130,8 @@ def _read(file: Path) -> tuple[dict[str, NDArray[np.float32]], NDArray[np.int64]
 
     try:
         stored = load_file(file)
+        for name, values in stored.items():
+            _check_numbers(name, values)
         tokens = stored.pop("tokens").astype(np.int64)
         weights = {}
         for name, values in stored.items():
@@ -143,6 +145,15 @@ def _read(file: Path) -> tuple[dict[str, NDArray[np.float32]], NDArray[np.int64]
         wrong = f"The drafter's weights cannot be read: the file is cut short or broken ({error})."
         cure = "Copy or download the folder again."
         raise InputError(explain(wrong, repr(str(file)), cure)) from error
+
+
+def _check_numbers(name: str, values: NDArray[Any]) -> None:
+    """Refuse NaN, infinity, and numbers of another kind than `save` writes."""
+    is_whole = name == "tokens" or name.endswith(".q8")
+    if values.dtype.kind != ("i" if is_whole else "f"):
+        raise ValueError(f"{name} is stored as {values.dtype.name}")
+    if not is_whole and not np.isfinite(values).all():
+        raise ValueError(f"{name} holds NaN or infinity")
 
 
 def _check_sizes(

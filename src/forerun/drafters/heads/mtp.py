@@ -120,7 +120,8 @@ def load(place: str | Path) -> PublishedLayer:
     folder = find(place)
     described = description_of(folder)
     kind = kind_of(folder, described)
-    if kind not in ("model", "mtp", "forerun"):  # one of ours may lie beside a model
+    is_beside = kind == "forerun" and described  # one of ours in the folder of a model
+    if kind not in ("model", "mtp") and not is_beside:
         refuse(folder, kind, "a model with MTP layers")
     layer = described.get("transformer_layer_config") or described.get("text_config") or {}
     settings = described | layer
@@ -187,9 +188,6 @@ class Files(PublishedFiles):
         self._check_layers()
         if self.switch("attn_output_gate"):
             raise self._unserved("its attention has a gate (attn_output_gate)")
-        for name, values in self.tensors.items():
-            if values.dtype.kind != "f":
-                raise self._unserved(f"its tensors are quantised ({name}: {values.dtype.name})")
 
     def design(self, layout: Layout, number: int) -> Design:
         """The sizes and switches of the network, except for how states are read."""

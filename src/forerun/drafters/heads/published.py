@@ -35,6 +35,7 @@ LAYER = {
     "down": ("mlp.down_proj",),
 }
 """For each weight of a layer, the tensors that it is joined from, one below the other."""
+HEAD_NORMS = ("norm_query", "norm_key")
 
 
 @dataclass
@@ -115,11 +116,18 @@ class PublishedFiles:
             "mlp_size": config.intermediate_size,
             "rope_theta": 0.0,
             "norm_eps": float(config.rms_norm_eps),
-            "has_head_norms": f"{layer}self_attn.q_norm.weight" in self.tensors,
+            "has_head_norms": self._promises_head_norms
+            or any(f"{layer}{LAYER[name][0]}.weight" in self.tensors for name in HEAD_NORMS),
             "biases": tuple(n for n in inner if f"{layer}{LAYER[n][0]}.bias" in self.tensors),
             "frequencies": frequencies,
             "rotary_factor": factor,
         }
+
+    @property
+    def _promises_head_norms(self) -> bool:
+        """Whether config.json says that queries and keys are normed. In the flat layout a
+        `model_type` says nothing: heads with Llama's layer are called after their target."""
+        return not self.is_flat and self.settings.get("model_type") == "qwen3"
 
     def tokens(self, count: int) -> NDArray[np.int64]:
         """The target's id of each draft token."""
@@ -130,6 +138,8 @@ class PublishedFiles:
         own = np.arange(count)
         if offsets is None:
             return own
+        if offsets.dtype.kind not in "iu":
+            raise self._broken("d2t holds no whole numbers.", offsets.dtype.name)
         if offsets.shape != own.shape:
             raise self._broken("d2t has another length than draft_vocab_size.", offsets.shape)
         ids: NDArray[np.int64] = own + offsets.astype(np.int64)
@@ -173,7 +183,9 @@ class PublishedFiles:
         return tuple(rotary.inv_freq.float().tolist()), float(rotary.attention_scaling)
 
     def _check_shape(self, name: str, expected: tuple[int, ...]) -> None:
-        shape = self.tensors[name].shape
+        shape, kind = self.tensors[name].shape, self.tensors[name].dtype
+        if kind.kind != "f":
+            raise self._unserved(f"its tensors are quantised ({name}: {kind.name})")
         if shape != expected:
             wrong = f"{name} is of another shape than config.json says."
             raise self._broken(wrong, f"{shape} rather than {expected}")

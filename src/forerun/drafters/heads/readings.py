@@ -7,6 +7,7 @@ few of the target's own answers, and the one that agrees most with the target is
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -127,16 +128,18 @@ def _answers(target: Any, layers: Sequence[int]) -> list[Answer]:
 
 
 def _encoded(target: Any, number: int) -> list[int]:
-    """One of the prompts as token ids; without a tokenizer, some arbitrary ids."""
-    tokenizer = getattr(target, "tokenizer", None)
-    if tokenizer is None:
-        return [(SPREAD * (8 * number + place + 1)) % target.vocab_size for place in range(8)]
-    try:
-        chat = [{"role": "user", "content": QUESTIONS[number]}]
-        text = tokenizer.apply_chat_template(chat, tokenize=False, add_generation_prompt=True)
-        return list(tokenizer.encode(text, add_special_tokens=False))
-    except Exception:  # a model without a chat template, or with one that wants other roles
-        return list(tokenizer.encode(QUESTIONS[number]))
+    """One of the prompts as token ids; without a tokenizer that knows its words, some arbitrary
+    ids."""
+    tokenizer, question = getattr(target, "tokenizer", None), QUESTIONS[number]
+    tokens: list[int] = []
+    if tokenizer is not None:
+        with suppress(Exception):  # no chat template, or one that wants other roles
+            chat = [{"role": "user", "content": question}]
+            text = tokenizer.apply_chat_template(chat, tokenize=False, add_generation_prompt=True)
+            tokens = list(tokenizer.encode(text, add_special_tokens=False))
+        with suppress(Exception):  # unknown words
+            tokens = tokens or list(tokenizer.encode(question))
+    return tokens or [(SPREAD * (8 * number + place + 1)) % target.vocab_size for place in range(8)]
 
 
 def _rotation_of(target: Any) -> Rotation | None:
