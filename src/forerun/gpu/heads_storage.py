@@ -13,7 +13,8 @@ import torch
 import triton
 
 from forerun.drafters.heads.network import Network
-from forerun.gpu.forward import AttentionScratch, Cache, Kernels, add
+from forerun.gpu.attention import AttentionScratch, Cache
+from forerun.gpu.forward import Kernels, add
 from forerun.gpu.kernels.heads import keep_features, norm_states
 from forerun.gpu.pool import DevicePages
 from forerun.gpu.shapes import MOST_TOKENS, Inputs, PassShape
@@ -139,12 +140,10 @@ def _weights(network: Network, embedding: Any) -> Weights:
     """The network as the weights of a model with one layer."""
     design = network.design
     layer = Layer(
-        qkv=network.qkv.weight.data,
-        out=network.output.weight.data,
-        gate_up=network.gate_up.weight.data,
-        down=network.down.weight.data,
+        qkv=network.qkv.weight.data, out=network.output.weight.data,
+        gate_up=network.gate_up.weight.data, down=network.down.weight.data,
         mlp_norm=network.norm_mlp.weight.data,
-    )
+    )  # fmt: skip
     return Weights(
         layers=(layer,),
         embedding=embedding,

@@ -183,11 +183,9 @@ def _take(model: Any) -> Weights:
     scale = torch.tensor(form.embedding_scale).to(embedding.dtype)  # as transformers rounds it
     return Weights(
         layers=tuple(map(partial(_layer, form.family), model.model.layers, form.layers)),
-        embedding=embedding,
-        head=_matrix([model.lm_head]),
-        norm=model.model.norm.weight.data,
+        embedding=embedding, head=_matrix([model.lm_head]), norm=model.model.norm.weight.data,
         form=replace(form, embedding_scale=float(scale)),
-    )
+    )  # fmt: skip
 
 
 def _layer(family: Family, layer: Any, form: LayerForm) -> Layer:
@@ -214,14 +212,11 @@ def _experts(mlp: Any, form: Experts) -> ExpertWeights:
         for weights in (made.gate_up_proj, made.down_proj)
     )
     return ExpertWeights(
-        form=form,
-        router=source.weight.data.contiguous(),
-        router_bias=getattr(source, "bias", None),
-        gate_up=gate_up,
-        gate_up_bias=getattr(made, "gate_up_proj_bias", None),
-        down=down,
+        form=form, router=source.weight.data.contiguous(),
+        router_bias=getattr(source, "bias", None), gate_up=gate_up,
+        gate_up_bias=getattr(made, "gate_up_proj_bias", None), down=down,
         down_bias=getattr(made, "down_proj_bias", None),
-    )
+    )  # fmt: skip
 
 
 def _whole(parameter: Any) -> Any:

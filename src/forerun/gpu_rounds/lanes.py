@@ -40,17 +40,12 @@ def lane_of(span: Span, text: Sequence[int], draft_temperature: float | None) ->
     request = span.request
     output, temperature = len(text) - len(request.prompt), request.sampling.temperature
     return Lane(
-        row=span.row,
-        previous=text[-2] if len(text) > 1 else 0,
-        last=text[-1],
-        stored=len(text) - 1,
-        output=output,
-        remaining=request.limit - output,
-        seed=request.seed,
+        row=span.row, previous=text[-2] if len(text) > 1 else 0, last=text[-1],
+        stored=len(text) - 1, output=output, remaining=request.limit - output, seed=request.seed,
         temperature=temperature,
         draft_temperature=temperature if draft_temperature is None else draft_temperature,
         sampling=request.sampling,
-    )
+    )  # fmt: skip
 
 
 class Lanes:

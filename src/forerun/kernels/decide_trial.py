@@ -51,15 +51,11 @@ def decide(
     if trial.trees is not None:
         parents = trial.parents.expand(trial.tokens.shape).to(torch.int32).contiguous()
     made = Round(
-        logits,
-        trial.tokens.contiguous(),
-        trial.lengths.to(torch.int32),
+        logits, trial.tokens.contiguous(), trial.lengths.to(torch.int32),
         torch.full((num_sequences,), trial.target.temperature, device=device),
         torch.tensor(np.array(seeds, dtype=np.uint64).view(np.int64), device=device),
-        torch.tensor(positions, dtype=torch.int64, device=device),
-        draft_logits,
-        parents,
-    )
+        torch.tensor(positions, dtype=torch.int64, device=device), draft_logits, parents,
+    )  # fmt: skip
     with torch.cuda.device(device) if device.type == "cuda" else nullcontext():
         LAUNCHES[rule.name](made, scratch, out)
     faults = out.fault.tolist()

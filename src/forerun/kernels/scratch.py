@@ -99,20 +99,15 @@ class Scratch:
         rows = num_sequences, num_rows
         integers = {"dtype": torch.int32, "device": device}
         return cls(
-            num_sequences,
-            num_rows,
-            vocab_size,
+            num_sequences, num_rows, vocab_size,
             torch.full(rows, LOWEST_KEY, dtype=torch.int64, device=device),
-            torch.zeros(rows, **integers),
-            torch.zeros(num_sequences, **integers),
+            torch.zeros(rows, **integers), torch.zeros(num_sequences, **integers),
             torch.full((num_sequences,), FAR, **integers),
             torch.zeros((*rows, 3, num_blocks(vocab_size)), device=device),
-            torch.zeros(rows, dtype=torch.int64, device=device),
-            torch.zeros(rows, **integers),
-            torch.zeros(1, device=device),
-            torch.zeros(num_sequences, **integers),
+            torch.zeros(rows, dtype=torch.int64, device=device), torch.zeros(rows, **integers),
+            torch.zeros(1, device=device), torch.zeros(num_sequences, **integers),
             None if for_match_only else LawScratch.allocate(rows, num_segments(vocab_size), device),
-        )
+        )  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -139,14 +134,11 @@ class LawScratch:
             torch.zeros((*rows, segments), device=device),
             torch.zeros((*rows, segments), device=device),
             torch.zeros((*rows, segments), device=device),
-            torch.zeros((*rows, segments), device=device),
-            torch.zeros((*rows, 4), device=device),
-            torch.zeros(rows, dtype=torch.int32, device=device),
-            torch.zeros(rows, device=device),
-            torch.zeros(rows, device=device),
-            torch.zeros(rows, dtype=torch.int32, device=device),
+            torch.zeros((*rows, segments), device=device), torch.zeros((*rows, 4), device=device),
+            torch.zeros(rows, dtype=torch.int32, device=device), torch.zeros(rows, device=device),
+            torch.zeros(rows, device=device), torch.zeros(rows, dtype=torch.int32, device=device),
             torch.zeros(rows[0], dtype=torch.int32, device=device),
-        )
+        )  # fmt: skip
 
 
 @dataclass(frozen=True)

@@ -44,13 +44,9 @@ def words(seed, position, index, PURPOSE: tl.constexpr):
     index = index.to(tl.uint32)
     zero = index * 0
     return philox_impl(
-        index,
-        zero + position.to(tl.uint32),
-        zero + (position >> 32).to(tl.uint32),
-        zero + PURPOSE,
-        zero + seed.to(tl.uint32),
-        zero + (seed >> 32).to(tl.uint32),
-    )
+        index, zero + position.to(tl.uint32), zero + (position >> 32).to(tl.uint32), zero + PURPOSE,
+        zero + seed.to(tl.uint32), zero + (seed >> 32).to(tl.uint32),
+    )  # fmt: skip
 
 
 @triton.jit

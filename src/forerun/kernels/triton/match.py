@@ -200,18 +200,9 @@ def sift_kernel(
         if TRUNCATED:
             needed = tl.maximum(needed, threshold)
         best = best_hit(
-            find_hits(values, needed, WARPS, LINES),
-            row,
-            start,
-            note,
-            threshold,
-            rate,
-            greedy,
-            seed,
-            position,
-            BLOCKS,
-            WARPS,
-        )
+            find_hits(values, needed, WARPS, LINES), row, start, note, threshold, rate, greedy,
+            seed, position, BLOCKS, WARPS,
+        )  # fmt: skip
         if best > LOWEST:
             tl.atomic_max(keys + place, best, sem="relaxed", scope="gpu")
             if SKIP:  # noqa: SIM102
@@ -219,18 +210,8 @@ def sift_kernel(
                     tl.atomic_min(limits + sequence, index, sem="relaxed", scope="gpu")
     if arrive(finished + sequence) == num_rows * PIECES - 1:
         conclude(
-            keys + first,
-            tokens + draft,
-            parents + draft,
-            length,
-            num_rows,
-            out_reached + sequence,
-            out_accepted + sequence,
-            out_extra + sequence,
-            out_fault + sequence,
-            V,
-            ROWS,
-            TREE,
-        )
+            keys + first, tokens + draft, parents + draft, length, num_rows, out_reached + sequence,
+            out_accepted + sequence, out_extra + sequence, out_fault + sequence, V, ROWS, TREE,
+        )  # fmt: skip
         tl.store(limits + sequence, FAR)
         tl.store(finished + sequence, 0)

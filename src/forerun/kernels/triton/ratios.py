@@ -163,15 +163,9 @@ def ratio_kernel(
             segments = (tile * STEPS + step) * TILE + tl.arange(0, TILE)
             if not EAGER:
                 values, guessed = _load_rows(
-                    row,
-                    draft_row,
-                    tokens_of(segments),
-                    has_law,
-                    threshold,
-                    draft_threshold,
-                    V,
+                    row, draft_row, tokens_of(segments), has_law, threshold, draft_threshold, V,
                     POINT,
-                )
+                )  # fmt: skip
             _write_tile(values, rate, maxima + start, sums + start, segments, V)
             if not POINT and has_law:
                 _write_tile(guessed, rate, draft_maxima + start, draft_sums + start, segments, V)
@@ -185,32 +179,15 @@ def ratio_kernel(
                     draft_maxima + start, draft_sums + start, has_law, V, SEGMENTS
                 )
             best, mass, top, chance = gather(
-                row,
-                threshold,
-                rate,
-                largest,
-                total,
-                token,
-                value,
-                greedy,
-                V,
-                SEGMENTS,
-            )
+                row, threshold, rate, largest, total, token, value, greedy, V, SEGMENTS,
+            )  # fmt: skip
             fault = tl.where(is_fine(best, mass), 0, fault_at(index, TARGET_ROW))
             ratio = chance
             if not POINT and has_law:
                 draft_best, draft_mass, _, draft_chance = gather(
-                    draft_row,
-                    draft_threshold,
-                    rate,
-                    draft_largest,
-                    draft_total,
-                    token,
-                    draft_value,
-                    greedy,
-                    V,
-                    SEGMENTS,
-                )
+                    draft_row, draft_threshold, rate, draft_largest, draft_total, token,
+                    draft_value, greedy, V, SEGMENTS,
+                )  # fmt: skip
                 if (fault == 0) & ((draft_chance > 0.0) == 0):
                     fault = fault_at(index, IMPOSSIBLE)
                 if is_fine(draft_best, draft_mass) == 0:
@@ -274,16 +251,9 @@ def ratio_kernel(
                 extra = at_slot(tops, slots, kept)
                 if (fault == 0) & (greedy == 0):
                     extra = draw_law(
-                        logits + last.to(tl.int64) * V,
-                        largest,
-                        total,
-                        best,
-                        rate,
-                        threshold,
-                        unit(seed, position, slot, PURPOSE),
-                        V,
-                        SEGMENTS,
-                    )
+                        logits + last.to(tl.int64) * V, largest, total, best, rate, threshold,
+                        unit(seed, position, slot, PURPOSE), V, SEGMENTS,
+                    )  # fmt: skip
                 tl.store(out_extra + sequence, extra.to(tl.int64))
             tl.store(planned + sequence, plan)
             tl.store(out_reached + sequence, kept)

@@ -78,14 +78,9 @@ def _draw_target(
     return draw_law(
         logits + place.to(tl.int64) * V,
         tl.load(maxima + place * SEGMENTS + every, mask=inside, other=float("-inf")),
-        tl.load(sums + place * SEGMENTS + every, mask=inside, other=0.0),
-        tl.load(laws + place * 4),
-        rate,
-        threshold,
-        number,
-        V,
-        SEGMENTS,
-    )
+        tl.load(sums + place * SEGMENTS + every, mask=inside, other=0.0), tl.load(laws + place * 4),
+        rate, threshold, number, V, SEGMENTS,
+    )  # fmt: skip
 
 
 @triton.jit
@@ -187,18 +182,9 @@ def residual_kernel(
                 extra = tl.load(likeliests + last)
                 if (fault == 0) & (greedy == 0):
                     extra = _draw_target(
-                        logits,
-                        thresholds,
-                        maxima,
-                        sums,
-                        laws,
-                        last,
-                        rate,
-                        number,
-                        V,
-                        SEGMENTS,
+                        logits, thresholds, maxima, sums, laws, last, rate, number, V, SEGMENTS,
                         TRUNCATED,
-                    )
+                    )  # fmt: skip
                 tl.store(out_reached + sequence, plan)
                 tl.store(out_accepted + sequence, plan)
                 tl.store(out_extra + sequence, extra.to(tl.int64))
@@ -218,18 +204,10 @@ def residual_kernel(
             segments = (tile * STEPS + step) * TILE + tl.arange(0, TILE)
             columns = tokens_of(segments)
             weights = _owed(
-                logits + (first + slot).to(tl.int64) * V,
-                draft_logits + guess.to(tl.int64) * V,
-                token,
-                columns,
-                columns < V,
-                threshold,
-                draft_threshold,
-                rate,
-                laws + (first + slot) * 4,
-                scale,
-                POINT,
-            )
+                logits + (first + slot).to(tl.int64) * V, draft_logits + guess.to(tl.int64) * V,
+                token, columns, columns < V, threshold, draft_threshold, rate,
+                laws + (first + slot) * 4, scale, POINT,
+            )  # fmt: skip
             mine = owed + (sequence * num_slots + column) * SEGMENTS + segments
             tl.store(mine, sum_segments(weights), mask=segments * SEGMENT < V)
         if arrive(finished + sequence) == num_summed * TILES - 1:
@@ -269,34 +247,16 @@ def residual_kernel(
                 segment, before = pick(parts, aim, SEGMENTS)
                 lanes = segment * SEGMENT + tl.arange(0, SEGMENT)
                 left_over = _owed(
-                    row,
-                    draft_logits + guess.to(tl.int64) * V,
-                    tl.load(tokens + guess),
-                    lanes,
-                    lanes < V,
-                    threshold,
-                    draft_threshold,
-                    rate,
-                    laws + last * 4,
-                    scale,
-                    POINT,
-                )
+                    row, draft_logits + guess.to(tl.int64) * V, tl.load(tokens + guess), lanes,
+                    lanes < V, threshold, draft_threshold, rate, laws + last * 4, scale, POINT,
+                )  # fmt: skip
                 lane, _ = pick(left_over, aim - before, SEGMENT)
                 extra = segment * SEGMENT + lane
             else:  # rounding left nothing: the target's own law stands in
                 extra = _draw_target(
-                    logits,
-                    thresholds,
-                    maxima,
-                    sums,
-                    laws,
-                    last,
-                    rate,
-                    number,
-                    V,
-                    SEGMENTS,
+                    logits, thresholds, maxima, sums, laws, last, rate, number, V, SEGMENTS,
                     TRUNCATED,
-                )
+                )  # fmt: skip
             tl.store(out_reached + sequence, kept)
             tl.store(out_accepted + sequence, kept)
             tl.store(out_extra + sequence, extra.to(tl.int64))
