@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -309,6 +310,15 @@ def test_without_the_interpreter_a_cuda_device_is_needed(monkeypatch: pytest.Mon
     assert weights.unfit(MODEL) == ""
     monkeypatch.setattr(weights.triton.knobs.runtime, "interpret", False)
     assert "CUDA device" in weights.unfit(MODEL)
+
+
+def test_a_device_without_tensor_cores_for_bfloat16_is_too_old(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (7, 5))
+    weight = SimpleNamespace(dtype=torch.bfloat16, device=torch.device("cuda:0"))
+    model = SimpleNamespace(parameters=lambda: iter([weight]))
+    assert weights.unfit(model).startswith("the GPU is too old: compute capability (7, 5), where")
 
 
 def test_weights_are_stored_once() -> None:

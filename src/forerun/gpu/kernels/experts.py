@@ -51,8 +51,7 @@ def _choose(
 
 @triton.jit
 def _arrange(
-    chosen, order, experts, num_pairs, num_tiles, E: tl.constexpr, EP: tl.constexpr,
-    MP: tl.constexpr,
+    chosen, order, experts, num_pairs, num_tiles, EP: tl.constexpr, MP: tl.constexpr
 ):  # fmt: skip
     """The pair in each place of the tiles (num_tiles * MP,), or -1, and the expert of each tile,
     or -1."""
@@ -118,7 +117,7 @@ def route(
         ended = tl.atomic_add(done, 1, sem="acq_rel", scope="gpu")
         tl.debug_barrier()
         if ended == tl.num_programs(0) - 1:
-            _arrange(chosen, order, experts, M * TOP, num_tiles, E, EP, TILE)
+            _arrange(chosen, order, experts, M * TOP, num_tiles, EP, TILE)
             tl.store(done, 0)
 
 
