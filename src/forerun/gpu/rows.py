@@ -103,8 +103,8 @@ class GpuRows(PathRows):
             self._pass(some, None)
 
     def hear(self, row: int, states: Any) -> None:
-        """Store the states of the tokens fed since the last commit, and the states (N, F) of the
-        tokens that a captured round has processed after them."""
+        """Store the states of the tokens fed since the last commit, followed by the states (N, F)
+        of the tokens that a captured round has processed after them."""
         if self._history is not None:
             self.kept[row] = self._history.add(row, torch.cat([self._seen[row], states]))
             self.forget(row)
@@ -157,7 +157,9 @@ class GpuRows(PathRows):
         self.storage.pages.reserve(row, self._first(begin), end)
 
     def _first(self, begin: int) -> int:
-        """The first slot that changes: what `Heads` keeps of a token depends on the one after."""
+        """The first slot whose data change if tokens are written from `begin` on. With a drafter
+        that reads hidden states it is one earlier, because its entry for a token depends on the
+        next token."""
         return begin if self.listener is None else max(0, begin - 1)
 
     def _move(self, row: int, sources: Any, targets: Any) -> None:
@@ -176,7 +178,8 @@ class GpuRows(PathRows):
         self.storage.pages.cut(row, length)
 
     def _pass(self, lines: Sequence[Line], logits: Any) -> None:
-        """Compute the logits that some lines ask for, and note the states of all lines."""
+        """Run a pass: compute the logits that some of its lines ask for, and store the states of
+        all lines."""
         asking = [index for index, line in enumerate(lines) if line.place >= 0]
         shape = shape_of(lines, len(asking))._replace(num_layers=self._num_layers)
         captured = self.storage.captured(shape)

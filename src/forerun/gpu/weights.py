@@ -1,4 +1,4 @@
-"""Takes the weights of a transformers model on the device, or says why it is not of this pass.
+"""Takes the weights of a transformers model on the device, or says why this pass cannot run it.
 
 Matrices that share an input become one.  The model's own parameters then are views of it, so the
 weights are stored once and the model goes on working.
@@ -34,7 +34,7 @@ from forerun.models.packed import (
 )
 
 OLDEST = (8, 0)
-"""Compute capability from which tensor cores multiply bfloat16."""
+"""The compute capability from which tensor cores multiply bfloat16 numbers."""
 
 
 SERVED = frozenset(
@@ -58,7 +58,7 @@ SERVED = frozenset(
         "clamped SiLU",
     }
 )
-"""What the pass computes beyond a Llama (`Form.features`)."""
+"""The features beyond those of a Llama that the pass supports (names as in `Form.features`)."""
 
 
 class ExpertWeights(NamedTuple):

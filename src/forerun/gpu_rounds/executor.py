@@ -2,16 +2,15 @@
 device.
 
 While one round runs, the next is already queued, for the same requests and with the draft lengths
-of the last plan.  If a request has ended meanwhile, its lane was in vain and nothing else: rows are
-overwritten past their length.  Parts of prompts travel with the next round, in the pass of its
-lanes, and a request whose prompt ends there has a lane in it: its first token comes one plan later.
-A round that reads prompts has no drafts: such rounds come in fewer shapes, and a pass has room for
-more of a prompt.
-Where grammars restrict requests, the decision of a round is launched behind its pass when the
-outcome of the round before it is known, with masks made from that.
-Lanes of requests that need the host (a processor, some log-probabilities) are scored with the
-others.  The host decides them by their logits while the next round runs, in which they go on with
-the tokens that the device would choose.  Where the host chooses others, that was in vain for them.
+of the last plan. If a request has ended meanwhile, only the work for its lane was wasted, because
+data past a row's length is overwritten. Parts of prompts are read by the next round, in the same
+pass as its lanes. A request whose prompt ends there already has a lane in that round, so its first
+token comes one plan later. A round that reads prompts has no drafts: such rounds come in fewer
+shapes, and a pass has room for more of a prompt. If grammars restrict requests, the decision of a
+round is launched only when the results of the round before it are known, with masks made from
+these. Lanes of requests that need the host (a processor, some log-probabilities) are scored with
+the others. The host decides these from their logits while the next round runs, in which they go on
+with the tokens that the device would choose. If the host chooses others, that work was wasted.
 """
 
 from __future__ import annotations
@@ -50,7 +49,7 @@ from forerun.rules.types import DraftLength, Drawn
 from forerun.trees.tree import Tree
 
 FEW_TOKENS = 448
-"""The most prompt tokens that the first round reads with its answers, where all of them are new."""
+"""If all answers of the first round are new, it reads at most this many prompt tokens."""
 
 
 class Captured:
@@ -82,7 +81,7 @@ class Captured:
         self._drafts_for_host = tree is None and (type(rule) is Match or drafter.is_on_host)
         self._unlike: list[int] = []  # rows for which the host has just disagreed with the device
         self._needs = Needs()  # of all requests so far; rounds that read prompts serve them all
-        # A drafter on the host hears no hidden states of prompts that rounds read.
+        # A drafter on the host gets no hidden states of prompts that rounds read.
         self._can_read = not (drafter.is_on_host and state.layers)
         self._begun = self._last_result = 0.0
         self._captured_before = 0.0  # seconds of captures before this plan
@@ -139,7 +138,7 @@ class Captured:
         return Departure(flight, following, parts if following is None else ())
 
     def _parts(self, plan: RoundPlan) -> list[Part]:
-        """The tokens of each text that must be read, without the last token of texts that are
+        """The tokens of each text that must still be read, except the last token of texts that are
         answered."""
         parts = [(span.row, span.start, span.tokens[:-1]) for span in plan.answering]
         parts += [(span.row, span.start, span.tokens) for span in plan.reading]
@@ -196,7 +195,7 @@ class Captured:
         )  # fmt: skip
 
     def _usual_lengths(self, plan: RoundPlan) -> list[int]:
-        """The draft lengths for these answers in a round that reads no prompts."""
+        """The draft lengths that these answers have in a round that reads no prompts."""
         return self._drafter.asked(plan, range(len(plan.answering)))
 
     def _room(self, usual: Sequence[int]) -> int | None:
@@ -207,14 +206,15 @@ class Captured:
         return self._captures.room(self._captures.size(len(usual)), usual)
 
     def _follow(self, flight: Flight, plan: RoundPlan, parts: Sequence[Part]) -> Flight | None:
-        """Launch the next round in the same lanes, which stand on the device as the last one leaves
-        them; those who have come take free ones.  Those whom the host decides go on as if it agreed
-        with the device, but leave their lanes where they have drafts, since the keys of what the
-        host alone accepts would be overwritten.
+        """Launch the next round in the same lanes, which continue on the device where the last
+        round leaves them. New requests take free lanes. Requests that the host decides go on as if
+        it will agree with the device. If they have drafts they leave their lanes, since the keys of
+        tokens that only the host accepts would be overwritten.
 
-        None if more or fewer lanes would do, or if all requests may be over: then it is launched
-        when the outcome of the last one is known.  So it is where the host decides all, and has
-        just disagreed."""
+        Returns None if another number of lanes is needed, if all requests may be over, or if the
+        host decides all lanes and has just disagreed with the device. Then the next round is
+        launched when the results of the last one are known.
+        """
         lanes = [flight.lane(span) for span in plan.answering]
         if self._unlike and all(lane in flight.by_host for lane in lanes):
             return None

@@ -21,7 +21,7 @@ MOST = 2**31 - 1
 
 @dataclass(frozen=True)
 class Lane:
-    """What a captured round needs to know of one request."""
+    """The facts about one request that a captured round needs."""
 
     row: int
     previous: int  # the token before the last; anything if there is none
@@ -36,7 +36,8 @@ class Lane:
 
 
 def lane_of(span: Span, text: Sequence[int], draft_temperature: float | None) -> Lane:
-    """The lane of a request with this text; draft_temperature: None uses the request's."""
+    """Make the lane of a request with this text. draft_temperature: the drafter's; None uses the
+    request's."""
     request = span.request
     output, temperature = len(text) - len(request.prompt), request.sampling.temperature
     return Lane(

@@ -30,12 +30,13 @@ from forerun.noise.addresses import Purpose
 # How rows are cut into programs.  No outcome depends on it; these cuts were the fastest on an H200
 # (benchmarks/gpu_kernels.py --sweep).
 FEW, SOME, MANY = 2**21, 2**24, 2**26
-"""Numbers of tokens in all rows of a round: 16, 130 and 520 rows of 128,256."""
+"""Thresholds for the number of tokens in all rows of a round: about 16, 130 and 520 rows of a
+vocabulary of 128,256. They decide how rows are cut."""
 
 
 class LawPiece(NamedTuple):
-    """A cut of rows for summing weights.  One warp sums a segment, so no sum depends on the cut;
-    steps are multiples of the warps of a program."""
+    """How rows are cut into pieces for summing weights. One warp sums a whole segment, so the sums
+    do not depend on the cut. A step is a multiple of the warps of a program."""
 
     step: int  # segments that are read at a time
     steps: int = 1
@@ -43,9 +44,9 @@ class LawPiece(NamedTuple):
 
 
 def law_piece(num_rows: int, vocab_size: int, skips: bool) -> LawPiece:
-    """The cut for summing weights.
+    """Choose how to cut rows for summing weights.
 
-    skips: rows past a refusal are not read, for which small pieces are better.
+    skips: whether rows after a refusal are left unread; small pieces are better then.
     """
     num_tokens = num_rows * vocab_size
     if num_tokens > MANY:
@@ -56,7 +57,7 @@ def law_piece(num_rows: int, vocab_size: int, skips: bool) -> LawPiece:
 
 
 class RacePiece(NamedTuple):
-    """A cut of rows for `match`.  The winner of a race does not depend on it."""
+    """How rows are cut into pieces for `match`. The winner of a race does not depend on the cut."""
 
     lines: int  # half blocks that a warp reads, at most 16; an even number in a program
     num_warps: int
@@ -65,7 +66,8 @@ class RacePiece(NamedTuple):
 
 
 def race_piece(num_rows: int, vocab_size: int) -> RacePiece:
-    """The cut for `match`: small pieces if rows are few, so that they fill the device."""
+    """Choose how to cut rows for `match`: into small pieces if there are few rows, so that they
+    fill the device."""
     num_tokens = num_rows * vocab_size
     if num_tokens <= FEW:
         return RacePiece(4, 4, 128)
@@ -78,10 +80,12 @@ def num_tiles(vocab_size: int, tile: int) -> int:
 
 
 LAW_WARPS = 4
-"""The warps of programs that sum weights: the order of sums depends on it (docs/gpu.md)."""
+"""The number of warps in programs that sum weights. The order of the sums depends on it
+(docs/gpu.md)."""
 AT_ONCE = 2**23
-"""Tokens of all target rows of a round: 65 rows of 128,256.  Up to this number `ratio` and `block`
-load rows before they know which ones count; above it `ratio` looks for a refusal first."""
+"""A limit for the number of tokens in all target rows of a round: 65 rows of 128,256. Up to it,
+`ratio` and `block` load rows before they know which ones count; above it, `ratio` looks for a
+refusal first."""
 OPTIONS: dict[str, Any] = {"enable_fp_fusion": False}
 RATIO, BLOCKWISE, SAMPLE = 0, 1, 2
 

@@ -20,8 +20,8 @@ FEWEST_SEGMENTS = 16
 BLOCK, HALF_BLOCK = 256, 128
 """The number of tokens that share a minimum of noise, and the number that a warp reads at once."""
 CUT_PIECE, MOST_COLLECTED = 2048, 1024
-"""The number of tokens of a row that one program reads to find a threshold, and the number of those
-near it that are collected."""
+"""The number of tokens that one program reads when it searches for the threshold of a row, and the
+most tokens near the threshold that are collected."""
 
 
 def padded(count: int) -> int:

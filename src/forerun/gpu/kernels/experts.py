@@ -1,10 +1,11 @@
-"""Kernels of a layer with experts: who computes a token, and the products gathered by expert.
+"""Kernels of a layer with experts: the choice of experts for each token, and products over the
+tokens of each expert.
 
-A *pair* is a token and one of its TOP experts; pair p belongs to token p // TOP.  Pairs of one
+A *pair* is a token and one of its TOP experts; pair p belongs to token p // TOP. Pairs of one
 expert stand together in tiles of MP places, so that its weights are read once; a pass has as many
-programs as any choice may need, and those of tiles that no expert fills end at once.  A row's
-numbers do not depend on its tile, and a token adds up its experts in the order of their scores, so
-its bits are the same whatever shares an expert.
+programs as any choice may need, and the programs of unused tiles end at once. A row's numbers do
+not depend on its tile, and a token adds up its experts in the order of their scores, so its bits
+are the same whatever shares an expert.
 
 The matrices of experts stand one below another in one, packed or not (FORMAT: see products.py).
 
@@ -21,7 +22,7 @@ from forerun.gpu.kernels.layers import activated, inverse_rms
 from forerun.gpu.kernels.products import products, tile_products
 
 BLOCK = tl.constexpr(64)
-"""Pairs that are put into tiles at once."""
+"""The number of pairs that are put into tiles at once."""
 
 
 @triton.jit
@@ -29,8 +30,8 @@ def _choose(
     scores, chosen, weights, m, is_text, keep, E: tl.constexpr, EP: tl.constexpr,
     TOP: tl.constexpr, TP: tl.constexpr, MP: tl.constexpr, NORMED: tl.constexpr,
 ):  # fmt: skip
-    """The experts (M, TOP) of tokens m (MP,), the best first and of equals the lowest number, and
-    their weights; -1 for padding.  scores: (M, E)."""
+    """Choose the experts (M, TOP) of tokens m (MP,), the best first and among equal ones the lowest
+    number, and their weights; -1 for padding. scores: (M, E)."""
     e, place = tl.arange(0, EP), tl.arange(0, TP)
     there = keep[:, None] & (e < E)[None, :]
     found = tl.load(scores + m[:, None] * E + e[None, :], mask=there, other=-float("inf"))
@@ -53,8 +54,8 @@ def _choose(
 def _arrange(
     chosen, order, experts, num_pairs, num_tiles, EP: tl.constexpr, MP: tl.constexpr
 ):  # fmt: skip
-    """The pair in each place of the tiles (num_tiles * MP,), or -1, and the expert of each tile,
-    or -1."""
+    """Assign pairs to the places of tiles. Writes the pair in each place (num_tiles * MP,), or -1,
+    and the expert of each tile, or -1."""
     e, lane = tl.arange(0, EP), tl.arange(0, BLOCK)
     counts = tl.zeros((EP,), tl.int32)
     for begin in range(0, num_pairs, BLOCK):
@@ -90,11 +91,13 @@ def route(
     TP: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, MP: tl.constexpr, TILE: tl.constexpr,
     BIAS: tl.constexpr, NORMED: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """The experts of every token, their weights, and the tiles (of TILE pairs) of the products.
+    """Compute the experts of every token, their weights, and the tiles (of TILE pairs) of the
+    products.
 
-    Programs make the router's scores, of MP tokens and BN experts each.  The last one of its tokens
-    chooses for them, and the last one of all arranges the tiles.  MP is the same in every pass.
-    done: (1 + tiles of tokens,), zeros, and zeros again afterwards.
+    Each program computes the router's scores of MP tokens and BN experts. The program that finishes
+    last for its tokens chooses their experts, and the one that finishes last of all arranges the
+    tiles. MP is the same in every pass. done: (1 + tiles of tokens,), counters that are zero before
+    and after each launch.
     """
     row, begin = tl.program_id(0), tl.program_id(1) * BN
     m, e = row * MP + tl.arange(0, MP), begin + tl.arange(0, BN)
@@ -128,9 +131,11 @@ def open_experts(
     BIAS: tl.constexpr, KIND: tl.constexpr, TURNS: tl.constexpr, FORMAT: tl.constexpr,
     PDL: tl.constexpr,
 ):  # fmt: skip
-    """y (pairs, D) = activated gate and up of the normalised x with w (E * 2 D, K).
+    """Compute y (pairs, D), the activated products (gate and up) of the normalised x with each
+    pair's expert in w (E * 2 D, K).
 
-    TURNS: whether gate and up take turns in w, in place of all gates before all ups.
+    TURNS: whether rows of gate and up alternate in w; if not, all rows of gate come before all rows
+    of up.
     """
     tile, column = tl.program_id(0), tl.program_id(1) * BN
     if PDL:
@@ -174,7 +179,8 @@ def close_experts(
     BK: tl.constexpr, MP: tl.constexpr, BIAS: tl.constexpr, FORMAT: tl.constexpr,
     PDL: tl.constexpr,
 ):  # fmt: skip
-    """y (pairs, N) = x (pairs, D) with w (E * N, D)."""
+    """Compute y (pairs, N), the products of x (pairs, D) with each pair's expert in w (E * N,
+    D)."""
     tile, column = tl.program_id(0), tl.program_id(1) * BN
     if PDL:
         gdc_wait()

@@ -13,7 +13,7 @@ import triton.language as tl
 from triton.language.random import philox_impl
 
 BLOCK = tl.constexpr(256)
-"""The number of tokens that share a minimum of noise."""
+"""The number of tokens in a block; its tokens share the minimum of their noise."""
 HALF = tl.constexpr(128)
 """Half a block: the number of float32 logits that one warp reads at once."""
 LANES = tl.constexpr(32)
@@ -40,7 +40,8 @@ TINY = tl.constexpr(1.1754943508222875e-38)
 
 @triton.jit
 def words(seed, position, index, PURPOSE: tl.constexpr):
-    """The four words at counter (index, position low, position high, purpose)."""
+    """Return the four 32-bit words of Philox for the counter (index, position low, position high,
+    purpose)."""
     index = index.to(tl.uint32)
     zero = index * 0
     return philox_impl(
@@ -51,7 +52,7 @@ def words(seed, position, index, PURPOSE: tl.constexpr):
 
 @triton.jit
 def word(seed, position, index, PURPOSE: tl.constexpr):
-    """The word that belongs to an index: one of the four at index // 4."""
+    """Return one 32-bit word per index. Four neighbouring indices share a Philox counter."""
     first, second, third, fourth = words(seed, position, index >> 2, PURPOSE)
     odd = (index & 1) == 1
     late = (index & 2) == 2
@@ -60,7 +61,8 @@ def word(seed, position, index, PURPOSE: tl.constexpr):
 
 @triton.jit
 def unit(seed, position, slot, PURPOSE: tl.constexpr):
-    """The number (k + 1/2) / 2**32 of a slot, in float64."""
+    """Return the uniform number (k + 1/2) / 2**32 in (0, 1) for a slot, in float64; k is the slot's
+    word."""
     slot = (seed * 0).to(tl.int32) + slot  # a plain number becomes a tensor
     return (word(seed, position, slot, PURPOSE).to(tl.float64) + 0.5) * 2.3283064365386963e-10
 
@@ -139,7 +141,7 @@ def finite(x):
 
 @triton.jit
 def at_slot(values, slots, slot):
-    """The entry of values (N,) at a slot."""
+    """Return the entry of values (N,) that belongs to a slot."""
     return tl.sum(tl.where(slots == slot, values, 0), axis=0)
 
 
@@ -154,8 +156,8 @@ def arrive(counter):
 
 @triton.jit
 def limit_now(limit):
-    """Read a number that other programs may be changing, with one value for all warps.  In a plain
-    load each warp could see another value, and they would take different branches."""
+    """Read a number that other programs may be changing, so that all warps of this program see the
+    same value. With a plain load they could see different values and take different branches."""
     return tl.atomic_add(limit, 0, sem="relaxed", scope="gpu")
 
 

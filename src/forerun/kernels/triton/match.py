@@ -40,8 +40,8 @@ from forerun.kernels.triton.keys import (
 
 @triton.jit
 def _followers(tokens, parents, index, length, num_rows, ROWS: tl.constexpr, TREE: tl.constexpr):
-    """The guesses (ROWS,) of a sequence for one of its rows, -1 for other slots; and the row's
-    depth.
+    """Return the guesses (ROWS,) that directly follow row `index` of a sequence, with -1 in all
+    other slots, and the depth of that row.
 
     tokens, parents: pointers to the entries of this sequence.
     """
@@ -77,7 +77,8 @@ def bar_kernel(
     TRUNCATED: tl.constexpr,
     PDL: tl.constexpr,  # whether the next launch may begin at once
 ):
-    """Time the guesses and the fastest tokens of all blocks of a row, and write the bar's notes."""
+    """Time the guesses and the fastest tokens of all blocks of a row, and write the notes by which
+    `sift_kernel` judges the other tokens."""
     if PDL:
         gdc_launch_dependents()
     place = tl.program_id(0)

@@ -40,7 +40,8 @@ def _owed(
     scale,
     POINT: tl.constexpr,
 ):
-    """(scale * p - q)+ at some columns.
+    """Return the residual max(scale * p - q, 0) at some columns; p is the target's law and q the
+    draft's.
 
     law: (4,), the largest logit and the mass of the target, then of the draft.
     """
