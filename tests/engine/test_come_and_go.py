@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import random
 from collections.abc import Callable, Sequence
+from functools import cache
 from statistics import median
 from typing import Any
 from weakref import ref
@@ -90,6 +91,11 @@ def request_of(target: Any, prompt: Sequence[int], seed: int = 0, **options: Any
 
 
 def plain(target: Any, prompt: Sequence[int], seed: int = 0, count: int = 12) -> list[int]:
+    return _plain(target, tuple(prompt), seed, count)
+
+
+@cache
+def _plain(target: Any, prompt: tuple[int, ...], seed: int, count: int) -> list[int]:
     sampling = fr.Sampling(temperature=0.8, seed=seed)
     out: fr.Generation = fr.generate(
         target, list(prompt), drafter=None, sampling=sampling, max_new_tokens=count, ignore_eos=True

@@ -142,8 +142,9 @@ SPARSE_DRAFT = TableModel.random(vocab_size=3, order=1, seed=8, zeros=0.4)
         ),  # as in K = 2's last round
         (TARGET, Model(DRAFT), 2, 3),
         (TARGET, Model(DRAFT, temperature=0.5), 2, 3),
-        pytest.param(PAIR, Model(PAIR_DRAFT), 2, 4, marks=pytest.mark.slow),  # K = 4 below
-        (PAIR, Model(PAIR_DRAFT), 4, 4),
+        pytest.param(PAIR, Model(PAIR_DRAFT), 2, 4, marks=pytest.mark.slow),  # K = 3 below
+        (PAIR, Model(PAIR_DRAFT), 3, 3),  # a whole draft ends the text
+        pytest.param(PAIR, Model(PAIR_DRAFT), 4, 4, marks=pytest.mark.slow),
         (PAIR, Varying(Model(PAIR_DRAFT)), 3, 4),
         pytest.param(SPARSE, Model(DRAFT), 2, 3, marks=pytest.mark.slow),  # both are sparse below
         pytest.param(TARGET, Model(SPARSE_DRAFT), 2, 3, marks=pytest.mark.slow),

@@ -37,11 +37,12 @@ SHAPES = {
 def cases() -> list[Any]:
     """Every way to draw children in every shape; the many outcomes of some are left to `slow`."""
     many = (Children.INDEPENDENT, Children.WITHOUT_REPLACEMENT)
+    large = ("(1, 2)", "(2, 1)")  # "uneven" has a fork and a line too
     return [
         pytest.param(
             children,
             shape,
-            marks=(pytest.mark.slow,) if shape == "(2, 1)" and children in many else (),
+            marks=(pytest.mark.slow,) if shape in large and children in many else (),
             id=f"{children.value}-{shape}",
         )
         for children in Children

@@ -89,14 +89,14 @@ def logprobs(answers: Any) -> list[list[float]]:
     return [[each.logprob for each in answer.logprobs or ()] for answer in flat(answers)]
 
 
-WITHIN_EVERYTHING = "hot", "cold", "top_p", "min_p", "presence_penalty", "frequency_penalty"
+ALONE = "greedy", "plain", "greedy with penalties", "a processor", "samples", "everything"
+"""By default; "everything" has what the others have, and `test_any_options_at_all` mixes them."""
 
 
 @pytest.mark.parametrize(
     "name",
     [
-        pytest.param(name, marks=pytest.mark.slow if name in WITHIN_EVERYTHING else ())
-        for name in OPTIONS
+        pytest.param(name, marks=() if name in ALONE else pytest.mark.slow) for name in OPTIONS
     ],
 )
 def test_every_option_and_every_drafter(name: str) -> None:
@@ -127,16 +127,15 @@ def test_every_option_and_every_drafter(name: str) -> None:
 def test_options_change_the_text() -> None:
     """Were an option ignored by both sides, the test above would not know."""
     target, _ = tiny_pair()
-
-    def text(name: str) -> list[Any]:
-        sampling = replace(OPTIONS[name], seed=1)
-        return [answer.tokens for answer in flat(fr.generate(
-            target, PROMPTS, drafter=None, sampling=sampling, max_new_tokens=20, stop_tokens=(7,)
-        ))]  # fmt: skip
-
-    plain = text("plain")
-    same = [name for name in OPTIONS if name != "plain" and text(name) == plain]
-    assert same == []
+    answers: Any = fr.generate(
+        target, PROMPTS * len(OPTIONS), drafter=None, max_new_tokens=20, stop_tokens=(7,),
+        sampling=[replace(each, seed=1) for each in OPTIONS.values() for _ in PROMPTS],
+    )  # fmt: skip
+    texts = {
+        name: [answer.tokens for answer in flat(answers[3 * i : 3 * i + 3])]
+        for i, name in enumerate(OPTIONS)
+    }
+    assert [name for name in OPTIONS if texts[name] == texts["plain"]] == ["plain"]
 
 
 def test_plain_text_is_the_race_of_each_position() -> None:

@@ -28,8 +28,8 @@ DRAFTERS: dict[str, Callable[[], Any]] = {
     "quantized": Quantized,
     "mixed": lambda: Mixed(Suffix(remember=True), NGram(), Model(noisy_copy(MODEL, 0.1))),
 }
-SLOW = ("quantized", "mixed")
-"""One is a `Model` when it has made its copy; the other runs by default with a tree."""
+SLOW = ("ngram", "model", "early exit", "quantized", "mixed")
+"""Two run by default with a tree; the others are in the mixture, or a `Model` with a copy."""
 PROMPTS = [[1, 2, 3], [4, 5], [6, 7, 8, 9], [2, 2, 2], [9]]
 
 
@@ -71,7 +71,9 @@ def test_threads_share_a_target_and_a_drafter(name: str, tree: int | None) -> No
     assert not any(out.stats.notes for outs in found for out in outs)
 
 
-@pytest.mark.parametrize("name", ["suffix", "early exit", "mixed"])
+@pytest.mark.parametrize(
+    "name", [pytest.param("suffix", marks=pytest.mark.slow), "early exit", "mixed"]
+)
 def test_streams_read_in_turn(name: str) -> None:
     drafter = DRAFTERS[name]()
     how: dict[str, Any] = {"max_new_tokens": 16}

@@ -58,14 +58,13 @@ def test_stop_strings(stop: Any) -> None:
     assert whole.startswith(plain.text)
     assert any(whole[len(plain.text) :].startswith(string) for string in strings)
     assert not any(string in plain.text for string in strings)
-    for drafter in (Model(RECITER), DOUBTFUL, NGram()):
-        for draft_length in (2, 7):
-            found = recite(stop=stop, drafter=drafter, draft_length=draft_length)
-            assert (found.text, found.tokens, found.finish_reason) == (
-                plain.text,
-                plain.tokens,
-                "stop_string",
-            )
+    for drafter, draft_length in ((Model(RECITER), 7), (DOUBTFUL, 2), (DOUBTFUL, 7), (NGram(), 2)):
+        found = recite(stop=stop, drafter=drafter, draft_length=draft_length)
+        assert (found.text, found.tokens, found.finish_reason) == (
+            plain.text,
+            plain.tokens,
+            "stop_string",
+        )
 
 
 def test_a_stop_in_the_middle_of_an_accepted_run() -> None:

@@ -88,8 +88,8 @@ MAKERS: dict[str, Callable[[Path], Any]] = {
 @pytest.mark.parametrize(
     "name",
     [
-        pytest.param(name, marks=pytest.mark.slow if name == "quantized" else ())
-        for name in MAKERS  # one lookup and one model more
+        pytest.param(name, marks=pytest.mark.slow if name in ("suffix", "quantized") else ())
+        for name in MAKERS  # one is heard beside heads, the other is one model more
     ],
 )
 def test_late_news_change_no_guess(
@@ -182,7 +182,7 @@ class Deaf(Listener):
             raise RuntimeError("too much at once")
 
 
-@pytest.mark.parametrize("every", [0, 7])
+@pytest.mark.parametrize("every", [pytest.param(0, marks=pytest.mark.slow), 7])
 def test_a_drafter_that_fails_on_late_news_changes_no_text(every: int) -> None:
     with pytest.warns(RuntimeWarning, match="too much at once"):
         requests = answers(TARGET, Deaf(), every)

@@ -18,8 +18,9 @@ DOUBTFUL = Model(Reciter(TEXT, doubt=0.3))
 HOW: dict[str, Any] = {"max_new_tokens": 100, "stop_tokens": [RECITER.end]}
 
 
-@pytest.mark.parametrize("drafter", [None, DOUBTFUL, NGram()], ids=["plain", "model", "ngram"])
-@pytest.mark.parametrize("draft_length", [1, 4, 7])
+@pytest.mark.parametrize(
+    ("drafter", "draft_length"), [(None, 1), (DOUBTFUL, 1), (DOUBTFUL, 7), (NGram(), 4)]
+)
 def test_pieces_join_to_the_text_without_splitting_characters(
     drafter: Any, draft_length: int
 ) -> None:
@@ -35,7 +36,9 @@ def test_pieces_join_to_the_text_without_splitting_characters(
     assert all(piece.text == "".join(part for part, _ in piece.parts) for piece in pieces)
 
 
-@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize(
+    "seed", [0, 1, *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(2, 6))]
+)
 def test_bytes_that_are_no_characters(seed: int) -> None:
     """A model may write garbage; the text is what the tokenizer makes of all of it together, but
     for bytes at its end, which may be those of a character that is cut off."""
