@@ -20,12 +20,11 @@ from typing import Any
 import torch
 import triton
 
-from forerun.gpu.forward import FEWEST
 from forerun.gpu.model import GpuModel
 from forerun.gpu.rows import Line, fill
 from forerun.gpu.shapes import PassShape, num_chunks
 from forerun.gpu.storage import CapturedPass
-from forerun.gpu.tiles import TILES, Tile, chosen
+from forerun.gpu.tiles import FEWEST_ROWS, TILES, Tile, chosen
 from forerun.kernels.compiling import compile_together
 from gpu import milliseconds
 from llama_pair import Pair
@@ -92,7 +91,7 @@ class Descent:
 
     def improve(self, kernel: str, count: int) -> str:
         """Take the fastest neighbour of a kernel's tile; what was found, if any is faster."""
-        rows = max(FEWEST, triton.next_power_of_2(count))
+        rows = max(FEWEST_ROWS, triton.next_power_of_2(count))
         table, before = TILES[kernel], chosen(kernel, rows)
         others = list(neighbours(before))
         known = self.captured(count)
@@ -149,7 +148,7 @@ def main() -> None:
                 if note := descent.improve(kernel, args.tokens):
                     is_better = True
                     print(f"{kernel:8} {note}", flush=True)
-        rows = max(FEWEST, triton.next_power_of_2(args.tokens))
+        rows = max(FEWEST_ROWS, triton.next_power_of_2(args.tokens))
         for kernel in TILES:
             print(f"{kernel:8} {rows}: {chosen(kernel, rows)}")
         for count, first in firsts.items():

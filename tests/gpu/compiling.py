@@ -75,7 +75,8 @@ def layouts_of_attention() -> list[dict[str, Any]]:
     sizes = {"H": 1, "KV": 1, "G": 1, "GP": 1, "HD": 64, "HP": 64, "CHUNK": 128, "BLOCK": 64}
     sizes |= {"SINKS": False, "CAPPED": False, "WINDOW": False, "TREE": False, "PDL": False}
     sizes |= {"num_stages": 2, "grid": (1, 1, 1)}
-    few, many = sizes | {"MQ": 16, "num_warps": 2}, sizes | {"MQ": 64, "num_warps": 4}
+    few = sizes | {"MQ": 16, "ADDS": True, "num_warps": 2}
+    many = sizes | {"MQ": 64, "num_warps": 4}
     return [
         sides(attend.warmup(q, keys, keys, q, floats, floats, numbers, *where, **few)),
         sides(attend_whole.warmup(q, keys, keys, q, *where, **many)),

@@ -21,7 +21,7 @@ from triton._C.libtriton import ir
 from triton.compiler import ASTSource, make_backend
 from triton.runtime import driver
 
-from forerun.gpu import experts, formats, forward, shapes
+from forerun.gpu import attention, experts, formats, forward, shapes
 from forerun.gpu.kernels import heads, lanes
 from forerun.gpu.shapes import Inputs, PassShape
 from forerun.gpu.weights import ExpertWeights, Layer, Weights
@@ -47,6 +47,7 @@ FORMS: list[dict[str, Any]] = [
      "activation": "clamped", "clamp": (1.7, 7.0)},
 ]  # fmt: skip
 FEW, TREE = PassShape(4, 4, 1, 4, 2), PassShape(4, 4, 4, 1, 2, branch_width=9)
+LONG = PassShape(4, 4, 1, 4, attention.ADDED_LATER)
 WIDE = PassShape(256, 1, 16, 16, 2)
 met: set[tuple[str, str]] = set()
 failed: dict[str, str] = {}
@@ -105,14 +106,14 @@ def run(made: Weights, shape: PassShape, kind: Any = torch.bfloat16) -> None:
     """One pass with keys and values of this kind."""
     keys = torch.empty(1, 2, made.form.num_key_heads, shapes.CHUNK, HD, dtype=kind)
     angles = torch.empty(1, 64, (made.form.rotary_size or HD) // 2)
-    cache = forward.Cache(keys, keys, torch.zeros(4, 2, dtype=torch.int32), angles, angles)
-    scratch, attention = forward.Scratch(made, shape.num_tokens), None
+    cache = attention.Cache(keys, keys, torch.zeros(4, 2, dtype=torch.int32), angles, angles)
+    scratch, between = forward.Scratch(made, shape.num_tokens), None
     if not shape.is_whole:
-        attention = forward.AttentionScratch(made, 64, 64)
+        between = attention.AttentionScratch(made, 64, 64)
     logits, states = torch.empty(shape.num_logits, VOCABULARY), torch.empty(256, K).bfloat16()
     inputs = Inputs.empty(shape, torch.device("cpu"))
     forward.launch(
-        made, shape, inputs, cache, scratch, attention, logits, watched=states, layers=(1,)
+        made, shape, inputs, cache, scratch, between, logits, watched=states, layers=(1,)
     )
 
 
@@ -122,12 +123,13 @@ def passes(is_brief: bool) -> None:
         for kind in (torch.bfloat16, torch.uint8):
             run(weights(FORM), WIDE, kind)
             run(weights(replace(FORM, **FORMS[3]), FORMATS["int4, groups"]), FEW, kind)
+        run(weights(replace(FORM, has_sinks=True)), LONG)
         run(weights(replace(FORM, **FORMS[5]), FORMATS["float4, groups"], True), TREE)
         run(weights(FORM, FORMATS["int4, groups"]), WIDE)
         return
     for at, how in enumerate(FORMS):
         made = weights(replace(FORM, **how), has_biases=at % 2 == 1)
-        for shape in (FEW, TREE, WIDE) if at < 2 else (FEW,):
+        for shape in (FEW, LONG, TREE, WIDE) if at < 2 else (FEW, LONG):
             for kind in (torch.bfloat16, torch.uint8):
                 run(made, shape, kind)
     for at, how in enumerate(how for name, how in FORMATS.items() if "mixed" not in how):

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 torch = pytest.importorskip("torch")
 pytest.importorskip("triton")
 pytest.importorskip("transformers")
 
+from families import FAMILY_SHAPES  # noqa: E402
 from interpreting import IN_INTERPRETER  # noqa: E402
 from tiny import Reference, build, error  # noqa: E402
 
-from forerun.gpu import forward, shapes  # noqa: E402
+from forerun.gpu import attention, shapes  # noqa: E402
 from forerun.gpu.model import GpuModel  # noqa: E402
 
 pytestmark = IN_INTERPRETER
@@ -24,7 +27,7 @@ TEXT = [(7 * place * place + 3) % 40 for place in range(300)]
 def small_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of 16 keys in place of 128."""
     monkeypatch.setattr(shapes, "CHUNK", 16)
-    monkeypatch.setattr(forward, "BLOCK_KEYS", 16)
+    monkeypatch.setattr(attention, "BLOCK_KEYS", 16)
 
 
 @pytest.mark.usefixtures("small_chunks")
@@ -53,6 +56,37 @@ def test_a_text_of_fewer_chunks_shares_a_pass() -> None:
     logits = target.score(rows, [0, 1], [text[-1:] for text in texts], [1, 1])
     for ours, text in zip(logits, texts, strict=True):
         assert error(ours, reference.logits(text)[-1:]) < ROUNDING
+
+
+@pytest.mark.usefixtures("small_chunks")
+@pytest.mark.parametrize("name", ["qwen3", "gpt-oss, with sinks and biases"])
+def test_many_chunks_are_added_up_apart(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    """With the very bits of the program that finishes last, where a text of one chunk stands beside
+    texts of seven and eight, and two or four are asked for together."""
+
+    def logits() -> list[Any]:
+        target, texts = GpuModel(model), [TEXT[:9], TEXT[:100], TEXT[5:120]]
+        rows = target.start(3, 128)
+        target.score(rows, [0, 1, 2], [text[:-3] for text in texts], [1] * 3)
+        target.commit(rows, [0, 1, 2], [len(text) - 3 for text in texts])
+        return list(target.score(rows, [0, 1, 2], [text[-3:] for text in texts], [3] * 3))
+
+    class Counted:
+        def __getitem__(self, grid: tuple[int, ...]) -> Any:
+            grids.append(grid)
+            return kernel[grid]
+
+    kernel, grids = attention.add_chunks, list[tuple[int, ...]]()
+    monkeypatch.setattr(attention, "add_chunks", Counted())
+    model = build(**FAMILY_SHAPES.get(name, {"kind": name}))
+    by_the_last = logits()
+    assert not grids
+    monkeypatch.setattr(attention, "ADDED_LATER", 4)
+    for ahead in (2, 4):
+        monkeypatch.setattr(attention, "AHEAD", ahead)
+        for before, after in zip(by_the_last, logits(), strict=True):
+            assert torch.equal(before, after)
+    assert grids
 
 
 @pytest.mark.slow

@@ -17,7 +17,7 @@ from families import FAMILY_SHAPES  # noqa: E402
 from interpreting import IN_INTERPRETER, chained_dots  # noqa: E402, F401
 from tiny import Reference, build, error  # noqa: E402
 
-from forerun.gpu import forward, shapes  # noqa: E402
+from forerun.gpu import attention, forward, shapes  # noqa: E402
 from forerun.gpu.model import GpuModel  # noqa: E402
 from forerun.models.families import (  # noqa: E402
     FAMILIES,
@@ -55,7 +55,7 @@ CHANGES: dict[str, dict[str, Any]] = {
 def small_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of 16 keys in place of 128."""
     monkeypatch.setattr(shapes, "CHUNK", 16)
-    monkeypatch.setattr(forward, "BLOCK_KEYS", 16)
+    monkeypatch.setattr(attention, "BLOCK_KEYS", 16)
 
 
 def fed(target: GpuModel, sizes: Sequence[int], beside: Sequence[int] = ()) -> Any:

@@ -15,7 +15,8 @@ pytest.importorskip("transformers")
 
 from tiny import MIDDLING, ON_DEVICE, Reference, build, error, stored  # noqa: E402
 
-from forerun.gpu.forward import Cache, Kernels, Scratch  # noqa: E402
+from forerun.gpu.attention import Cache  # noqa: E402
+from forerun.gpu.forward import Kernels, Scratch  # noqa: E402
 from forerun.gpu.model import GpuModel  # noqa: E402
 from forerun.gpu.shapes import Inputs, PassShape  # noqa: E402
 from forerun.gpu.weights import Weights  # noqa: E402

@@ -20,7 +20,7 @@ from tiny import build, noisy_copy  # noqa: E402
 
 import forerun as fr  # noqa: E402
 from forerun.base.capturing import LOCK as CAPTURES  # noqa: E402
-from forerun.gpu import forward, pool, shapes, storage  # noqa: E402
+from forerun.gpu import attention, pool, shapes, storage  # noqa: E402
 from forerun.gpu.model import GpuModel  # noqa: E402
 from forerun.gpu.pool import (  # noqa: E402
     LOCK,
@@ -251,7 +251,7 @@ def test_a_pool_is_given_what_passes_leave(monkeypatch: pytest.MonkeyPatch) -> N
     model = build()
     target, draft = GpuModel(model), GpuModel(noisy_copy(model, 0.1))
     rows = [one.start(2) for one in (target, draft)]
-    assert all(isinstance(one.storage._attention, forward.AttentionScratch) for one in rows)
+    assert all(isinstance(one.storage._attention, attention.AttentionScratch) for one in rows)
     assert not aparts
     assert target._pass.pool.num_unused == 49
     most = 2 * shapes.MOST_LOGITS * model.config.vocab_size * 4
@@ -300,14 +300,14 @@ def test_attention_without_room_for_its_chunks_has_the_same_bits(
 ) -> None:
     """One program then goes through all chunks, also of trees, whose branches cross them."""
     monkeypatch.setattr(shapes, "CHUNK", 16)
-    monkeypatch.setattr(forward, "BLOCK_KEYS", 16)
+    monkeypatch.setattr(attention, "BLOCK_KEYS", 16)
     model, text, logits = build(num_hidden_layers=2), [*TEXT, 1, 2], []
     for is_small in (False, True):
         target = GpuModel(model).on_trial()
         rows = target.start(1)
         if is_small:
             weights = target._weights
-            rows.storage._attention = forward.AttentionScratch(weights, 1, 64)
+            rows.storage._attention = attention.AttentionScratch(weights, 1, 64)
         target.score(rows, [0], [text[:59]], [1])
         target.commit(rows, [0], [59])
         part = [target.score(rows, [0], [text[59:]], [3])[0].clone()]

@@ -21,7 +21,7 @@ from forerun.drafters import Model  # noqa: E402
 from forerun.engine.answer_options import AnswerOptions  # noqa: E402
 from forerun.engine.engine import Engine  # noqa: E402
 from forerun.generation.intake import make_request  # noqa: E402
-from forerun.gpu import forward, shapes  # noqa: E402
+from forerun.gpu import attention, shapes  # noqa: E402
 from forerun.gpu.model import GpuModel  # noqa: E402
 from forerun.gpu.pool import Page, Pool  # noqa: E402
 from forerun.gpu_rounds.choosing import executor_of  # noqa: E402
@@ -36,7 +36,7 @@ SAMPLING = fr.Sampling(temperature=0.8, seed=3)
 def small_pages(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of 16 tokens; texts of 17 tokens and what is drafted after them need a fourth."""
     monkeypatch.setattr(shapes, "CHUNK", 16)
-    monkeypatch.setattr(forward, "BLOCK_KEYS", 16)
+    monkeypatch.setattr(attention, "BLOCK_KEYS", 16)
     monkeypatch.setattr("forerun.engine.seats.FIRST", 2)
 
 

@@ -7,17 +7,15 @@ CUDA graph and replayed with other tokens.
 from __future__ import annotations
 
 from functools import cache
-from operator import ge
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 import triton
 from triton.tools.tensor_descriptor import TensorDescriptor
 
-from forerun.gpu import shapes
+from forerun.gpu.attention import AttentionScratch, Cache, queue_attention
 from forerun.gpu.experts import ExpertScratch, queue_experts
 from forerun.gpu.formats import operand
-from forerun.gpu.kernels.attention import attend, attend_whole
 from forerun.gpu.kernels.layers import (
     PARTIAL,
     add_product,
@@ -27,40 +25,18 @@ from forerun.gpu.kernels.layers import (
 )
 from forerun.gpu.kernels.products import write_out
 from forerun.gpu.kernels.whole_rows import add_rows, embed, final_norm, turn
-from forerun.gpu.shapes import (
-    MANY_SEGMENTS,
-    MOST_OF_ROUND,
-    MOST_TOKENS,
-    NARROW,
-    Inputs,
-    PassShape,
-    num_chunks,
-)
+from forerun.gpu.shapes import NARROW, Inputs, PassShape
 from forerun.gpu.tiles import MOST_PACKED, Tile, packed_tile, tile
 from forerun.gpu.weights import Layer, Weights
 from forerun.kernels.early_launch import dependent_launch
 from forerun.models.families import Form
 from forerun.models.packed import NUMBERS, Packed
 
-FEWEST = 16  # rows of a tensor-core product
-BLOCK_KEYS = 64  # keys of one product within a chunk; another number gives other bits
 LARGE, SMALL = 227 * 1024, 99 * 1024  # bytes of shared memory of a program, new and old devices
 RESERVED = 2048  # bytes of it that tiles leave alone
 ROOMY = 150 * 1024  # bytes of it that attention to large heads wants
-ATTENTION_WARPS, ATTENTION_STAGES, WHOLE_STAGES = 4, 3, 2
-ARENA = 64  # part of a device's memory that the chunks of attention may have between them
 ALIGNED = 16  # bytes, of rows that bulk copies read
 WRITTEN_ROWS = 16  # of a packed matrix that a program writes out
-
-
-class Cache(NamedTuple):
-    """Keys and values of all layers, in pages; the pages of rows; and the rotary tables."""
-
-    keys: Any  # (layers, pages, key heads, slots of a page, head size); of 8 bits: `place_in`
-    values: Any
-    pages: Any  # (rows, pages of a row), int32
-    cos: Any  # (tables, positions, turned dimensions / 2), float32
-    sin: Any
 
 
 class Scratch:
@@ -87,56 +63,6 @@ class Scratch:
         self.inner = empty(num_tokens, weights.inner)
         self.matrix = empty(weights.largest_packed)  # one that is written out
         self.experts = ExpertScratch(weights.layers, num_tokens, self.x)
-
-
-class AttentionScratch:
-    """Memory between the programs that attend to chunks and the one that adds up their results, for
-    one pass at a time.
-
-    num_rows: of all tiles and chunks together.
-    """
-
-    def __init__(self, weights: Weights, num_rows: int, num_programs: int) -> None:
-        device, size = weights.head.device, int(triton.next_power_of_2(weights.form.head_size))
-        self._sizes = num_rows, num_programs
-        self.parts = torch.empty(num_rows * size, dtype=torch.float32, device=device)
-        self.stats = torch.empty(2 * num_rows, dtype=torch.float32, device=device)
-        self.done = torch.zeros(num_programs, dtype=torch.int32, device=device)
-
-    @classmethod
-    def shared(cls, weights: Weights, longest: int) -> AttentionScratch:
-        """Scratch memory for passes of all shapes with texts up to this length, within a share of
-        the device."""
-        device, most = weights.head.device, MOST_OF_ROUND
-        widest = PassShape(most, most, most, 1, num_chunks(longest), branch_width=1)
-        num_rows, num_programs = cls._needed(weights, widest)
-        if device.type == "cuda":
-            size = 4 * int(triton.next_power_of_2(weights.form.head_size)) + 8  # bytes of a row
-            share = torch.cuda.get_device_properties(device).total_memory // ARENA
-            num_rows = min(num_rows, max(1, share // size))
-        programs = MOST_TOKENS * weights.form.num_key_heads
-        return cls(weights, num_rows, max(num_programs, programs))
-
-    def has_room(self, weights: Weights, shape: PassShape) -> bool:
-        return all(map(ge, self._sizes, self._needed(weights, shape)))
-
-    @staticmethod
-    def _needed(weights: Weights, shape: PassShape) -> tuple[int, int]:
-        """The numbers of rows and counters that a pass needs."""
-        programs = weights.form.num_key_heads * shape.num_segments
-        is_cut = shape.num_chunks > 1 and not shape.is_whole
-        rows = programs * shape.num_chunks * per_tile(weights, shape.per_segment) if is_cut else 1
-        return rows, programs
-
-
-def per_tile(weights: Weights, per_segment: int) -> int:
-    """The rows of a tile of attention: the queries of a segment that share a key head, padded."""
-    return padded_segment(weights, per_segment) * int(triton.next_power_of_2(weights.form.group))
-
-
-def padded_segment(weights: Weights, per_segment: int) -> int:
-    fewest = max(1, FEWEST // triton.next_power_of_2(weights.form.group))
-    return int(max(fewest, triton.next_power_of_2(per_segment)))
 
 
 def turns_apart(form: Form) -> bool:
@@ -267,8 +193,7 @@ class Kernels:
         self._cache, self._scratch, self._attention = cache, scratch, attention
         self._pdl = dependent_launch(device)
         self._early = early
-        is_tight = weights.form.head_size > 128 and shared_memory(device) < ROOMY
-        self._attention_stages = WHOLE_STAGES if is_tight else ATTENTION_STAGES
+        self._is_tight = weights.form.head_size > 128 and shared_memory(device) < ROOMY
         width = triton.next_power_of_2(weights.hidden)
         self._rows = {  # of kernels that see whole rows
             "UNIT": weights.form.family.unit, "K": weights.hidden, "KP": width,
@@ -296,7 +221,10 @@ class Kernels:
         scratch, layer = self._scratch, self._weights.layers[number]
         before = scratch.x if residual is None else residual
         self.project(number, source, squares)
-        self._attend(number)
+        queue_attention(
+            self._weights, number, self._shape, self._inputs, self._cache, scratch.queries,
+            scratch.mixed, self._attention, is_tight=self._is_tight, pdl=self._pdl,
+        )  # fmt: skip
         self._add("out", scratch.mixed, layer.out, layer.out_bias, before, layer.attention_after,
                   layer.mlp_norm, scratch.middle)  # fmt: skip
         source, squares = scratch.normed, scratch.squares
@@ -355,43 +283,6 @@ class Kernels:
             added, parts, after, residual, norm, result, scratch.normed, scratch.squares,
             form.residual_scale, form.eps, PARTS=num_parts, AFTER=after is not None,
             NORM=norm is not None, **self._rows,
-        )  # fmt: skip
-
-    def _attend(self, number: int) -> None:
-        """Queue the averages of the values, to `scratch.mixed`."""
-        w, shape, inputs, attention = self._weights, self._shape, self._inputs, self._attention
-        scratch, form = self._scratch, w.form
-        keys, values = self._cache.keys[number], self._cache.values[number]
-        pages = self._cache.pages
-        sinks, window = w.layers[number].sinks, form.layers[number].window or 0
-        sizes = {"H": form.num_heads, "KV": form.num_key_heads, "G": form.group,
-                 "GP": triton.next_power_of_2(form.group),
-                 "HD": form.head_size, "HP": triton.next_power_of_2(form.head_size),
-                 "MQ": padded_segment(w, shape.per_segment), "CHUNK": shapes.CHUNK,
-                 "BLOCK": min(BLOCK_KEYS, shapes.CHUNK * keys.element_size() // 2),
-                 "SINKS": sinks is not None, "WINDOW": window > 0,
-                 "CAPPED": form.attention_cap > 0, "TREE": shape.branch_width > 0,
-                 **self._pdl}  # fmt: skip
-        warps = ATTENTION_WARPS
-        if shape.num_segments >= MANY_SEGMENTS and per_tile(w, shape.per_segment) <= FEWEST:
-            warps //= 2  # the smallest tiles, of which many share a processor
-        if shape.is_whole or attention is None:
-            attend_whole[(form.num_key_heads, shape.num_segments)](
-                scratch.queries, keys, values, scratch.mixed, inputs.rows, inputs.positions,
-                inputs.before, inputs.branches, inputs.segments, sinks, pages, pages.shape[1],
-                form.attention_scale, form.attention_cap, shape.branch_width, window,
-                num_warps=warps, num_stages=WHOLE_STAGES, **sizes,
-            )  # fmt: skip
-            return
-        chunks = shape.num_chunks
-        if window:  # chunks that the keys of a segment may lie in
-            chunks = min(chunks, (window + shape.per_segment - 2) // shapes.CHUNK + 2)
-        attend[(form.num_key_heads, chunks, shape.num_segments)](
-            scratch.queries, keys, values, scratch.mixed, attention.parts, attention.stats,
-            attention.done, inputs.rows, inputs.positions, inputs.before, inputs.branches,
-            inputs.segments, sinks, pages, pages.shape[1], form.attention_scale,
-            form.attention_cap, shape.branch_width, window, num_warps=warps,
-            num_stages=self._attention_stages, **sizes,
         )  # fmt: skip
 
     def project(self, number: int, source: Any, squares: Any) -> None:

@@ -13,7 +13,8 @@ import torch
 import triton
 
 from forerun.drafters.heads.network import Network
-from forerun.gpu.forward import AttentionScratch, Cache, Kernels, add
+from forerun.gpu.attention import AttentionScratch, Cache
+from forerun.gpu.forward import Kernels, add
 from forerun.gpu.kernels.heads import keep_features, norm_states
 from forerun.gpu.pool import DevicePages
 from forerun.gpu.shapes import MOST_TOKENS, Inputs, PassShape

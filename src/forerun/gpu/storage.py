@@ -13,7 +13,8 @@ from weakref import ref
 import torch
 
 from forerun.base.capturing import captured
-from forerun.gpu.forward import AttentionScratch, Cache, Scratch, launch
+from forerun.gpu.attention import AttentionScratch, Cache
+from forerun.gpu.forward import Scratch, launch
 from forerun.gpu.pool import DevicePages
 from forerun.gpu.shapes import MOST_TOKENS, Inputs, PassShape
 from forerun.gpu.weights import Weights

@@ -1,7 +1,8 @@
 """Attention of one layer, the second of its five kernels (layers.py), in chunks of a fixed length.
 
-A text that is longer has more chunks and not other ones, and they are added up in order by the
-program that finishes last: a token's numbers are the same bits whatever shares its pass.
+A text that is longer has more chunks and not other ones, and they are added up in order: a token's
+numbers are the same bits whatever shares its pass.  Few chunks are added up by the program that
+finishes last, many by `add_chunks`, whose programs share the columns.
 """
 
 from __future__ import annotations
@@ -116,9 +117,10 @@ def attend(
     pages, row_pages, scale, cap, width, window, H: tl.constexpr, KV: tl.constexpr, G: tl.constexpr,
     GP: tl.constexpr, HD: tl.constexpr, HP: tl.constexpr, MQ: tl.constexpr, CHUNK: tl.constexpr,
     BLOCK: tl.constexpr, SINKS: tl.constexpr, CAPPED: tl.constexpr, WINDOW: tl.constexpr,
-    TREE: tl.constexpr, PDL: tl.constexpr,
+    TREE: tl.constexpr, ADDS: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """Averages (M, H * HD) of the values, one program per key head, chunk of keys and segment.
+    """Averages (M, H * HD) of the values, one program per key head, chunk of keys and segment; of
+    segments of one chunk only, unless ADDS.
 
     A token sees `window` keys if WINDOW; the chunks are those that some token of a segment sees.
 
@@ -127,7 +129,9 @@ def attend(
         `before`, then those listed in its row of `branches` (M, width), itself the last; `slots`
         is then the place of the node in its own branch, as if there were no other.
     pages: (rows, row_pages), of CHUNK slots.
-    parts, stats, done: what chunks hand to the program that adds them up.
+    parts, stats, done: what chunks hand to the program that adds them up: sums (rows, HP) of
+        values, largest scores and sums of weights (rows, 2), and how many chunks are done.  Rows
+        are R = MQ * GP of each segment, key head and chunk.
     """
     head, chunk, segment = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     R: tl.constexpr = MQ * GP
@@ -182,25 +186,109 @@ def attend(
         tl.store(parts + part[:, None] * HP + d[None, :], mixed, mask=there)
         tl.store(stats + part * 2, most)
         tl.store(stats + part * 2 + 1, tl.max(total, 1))
-        tl.debug_barrier()  # the stores of every thread come before the count
-        counter = done + segment * KV + head
-        is_last = tl.atomic_add(counter, 1, sem="acq_rel", scope="gpu") == num_chunks - 1
-        tl.debug_barrier()
-        if is_last:
-            AHEAD: tl.constexpr = 8 if R * HP <= 2048 else (4 if R * HP <= 4096 else 2)  # chunks
-            most = tl.full((R,), NOTHING, tl.float32)
-            sums = tl.zeros((R,), tl.float32)
-            mixed = tl.zeros((R, HP), tl.float32)
-            for other in tl.range(num_chunks, num_stages=AHEAD):
-                part = (mine + other).to(tl.int64) * R + r
-                theirs = tl.load(stats + part * 2)
-                their_sums = tl.load(stats + part * 2 + 1)
-                where_mixed = part[:, None] * HP + d[None, :]
-                their_mixed = tl.load(parts + where_mixed, mask=there, other=0.0)
-                most, sums, mixed = _add_chunk(most, sums, mixed, theirs, their_sums, their_mixed)
-            result = _averages(most, sums, mixed, sinks, heads, group < G, SINKS)
-            tl.store(out + where, result.to(out.dtype.element_ty), mask=there)
-            tl.store(counter, 0)
+        if ADDS:
+            tl.debug_barrier()  # the stores of every thread come before the count
+            counter = done + segment * KV + head
+            is_last = tl.atomic_add(counter, 1, sem="acq_rel", scope="gpu") == num_chunks - 1
+            tl.debug_barrier()
+            if is_last:
+                # chunks that are read ahead
+                AHEAD: tl.constexpr = 8 if R * HP <= 2048 else (4 if R * HP <= 4096 else 2)
+                most = tl.full((R,), NOTHING, tl.float32)
+                sums = tl.zeros((R,), tl.float32)
+                mixed = tl.zeros((R, HP), tl.float32)
+                for other in tl.range(num_chunks, num_stages=AHEAD):
+                    part = (mine + other).to(tl.int64) * R + r
+                    theirs = tl.load(stats + part * 2)
+                    their_sums = tl.load(stats + part * 2 + 1)
+                    where_mixed = part[:, None] * HP + d[None, :]
+                    their_mixed = tl.load(parts + where_mixed, mask=there, other=0.0)
+                    most, sums, mixed = _add_chunk(
+                        most, sums, mixed, theirs, their_sums, their_mixed
+                    )
+                result = _averages(most, sums, mixed, sinks, heads, group < G, SINKS)
+                tl.store(out + where, result.to(out.dtype.element_ty), mask=there)
+                tl.store(counter, 0)
+
+
+@triton.jit
+def _stored_chunks(parts, stats, COUNT: tl.constexpr, ROWS: tl.constexpr, HP: tl.constexpr):
+    """The chunks, ROWS rows each, from these places on: the largest score, the sum of weights and
+    the sum of values of each, all (COLUMNS,)."""
+    found = ()
+    for step in tl.static_range(COUNT):
+        row = stats + step * (2 * ROWS)
+        chunk = (tl.load(row), tl.load(row + 1), tl.load(parts + step * (ROWS * HP)))
+        found = found + (chunk,)  # type: ignore[assignment]  # noqa: RUF005 - in Triton's language
+    return found
+
+
+@triton.jit
+def _add_column(most, sums, mixed, chunk_most, chunk_sums, chunk_mixed):
+    """Add a chunk to those before it, as `_add_chunk` does; all (COLUMNS,), one for each thread, so
+    that none waits for another."""
+    higher = tl.maximum(most, chunk_most)
+    fade, gain = tl.exp(most - higher), tl.exp(chunk_most - higher)
+    mixed = mixed * fade + chunk_mixed * gain
+    return higher, sums * fade + chunk_sums * gain, mixed
+
+
+@triton.jit(do_not_specialize=["chunks", "window"])
+def add_chunks(
+    parts, stats, out, slots, segments, sinks, chunks, window, H: tl.constexpr, KV: tl.constexpr,
+    G: tl.constexpr, GP: tl.constexpr, HD: tl.constexpr, HP: tl.constexpr, MQ: tl.constexpr,
+    CHUNK: tl.constexpr, COLUMNS: tl.constexpr, AHEAD: tl.constexpr, SINKS: tl.constexpr,
+    WINDOW: tl.constexpr, PDL: tl.constexpr,
+):  # fmt: skip
+    """Averages (M, H * HD) of the values of segments of several chunks, from what `attend` left:
+    one program per COLUMNS of the GP * HP of a key head, token of a segment, and segment.
+
+    chunks: the number for which there is room.
+    AHEAD: chunks that are asked for together.
+    """
+    SLICES: tl.constexpr = GP * HP // COLUMNS
+    head, member, segment = tl.program_id(0) // SLICES, tl.program_id(1), tl.program_id(2)
+    column = tl.program_id(0) % SLICES * COLUMNS + tl.arange(0, COLUMNS)
+    group, d = column // HP, column % HP
+    if PDL:
+        gdc_wait()
+        gdc_launch_dependents()
+    first = tl.load(segments + 2 * segment)
+    count = tl.load(segments + 2 * segment + 1)
+    if member >= count:
+        return
+    num_chunks = tl.load(slots + first + count - 1) // CHUNK + 1
+    if WINDOW:
+        num_chunks -= tl.maximum(tl.load(slots + first) - window + 1, 0) // CHUNK
+    if num_chunks == 1:
+        return
+    ROWS: tl.constexpr = MQ * GP
+    at = ((segment * KV + head) * chunks).to(tl.int64) * ROWS + member * GP
+    parts += at * HP + column
+    stats += (at + group) * 2
+    most = tl.full((COLUMNS,), NOTHING, tl.float32)
+    sums = tl.zeros((COLUMNS,), tl.float32)
+    mixed = tl.zeros((COLUMNS,), tl.float32)
+    groups = num_chunks // AHEAD
+    found = _stored_chunks(parts, stats, AHEAD, ROWS, HP)
+    for number in range(1, groups + 1):  # while the next are on their way
+        further = tl.where(number < groups, AHEAD * ROWS, 0)
+        parts += further * HP
+        stats += further * 2
+        later = _stored_chunks(parts, stats, AHEAD, ROWS, HP)
+        for step in tl.static_range(AHEAD):
+            most, sums, mixed = _add_column(most, sums, mixed, *found[step])
+        found = later
+    for step in range(groups * AHEAD, num_chunks):
+        row = (step - tl.maximum(groups - 1, 0) * AHEAD) * ROWS
+        chunk = _stored_chunks(parts + row * HP, stats + row * 2, 1, ROWS, HP)
+        most, sums, mixed = _add_column(most, sums, mixed, *chunk[0])
+    heads, inside = head * G + group, (group < G) & (d < HD)
+    if SINKS:
+        sink = tl.load(sinks + heads, mask=inside, other=0.0).to(tl.float32)
+        most, sums, mixed = _add_column(most, sums, mixed, sink, 1.0, 0.0)
+    where = (first + member) * (H * HD) + heads * HD + d
+    tl.store(out + where, (mixed / sums).to(out.dtype.element_ty), mask=inside)
 
 
 @triton.jit(do_not_specialize=["row_pages", "width", "window"])
