@@ -2,22 +2,28 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import signal
 import subprocess
 import sys
 import time
-from dataclasses import replace
+from contextlib import suppress
+from dataclasses import asdict, replace
 from pathlib import Path
+from queue import SimpleQueue
+from threading import Thread
 from typing import Any
 
 import pytest
 
-from forerun.batch.answerer import AnswerCounts
+from forerun.batch import worker_pool
+from forerun.batch.answerer import AnswerCounts, Answerer, WorkerSettings
 from forerun.batch.batch import JobSummary
+from forerun.batch.batch_worker import _work
 from forerun.batch.job_folder import BEGUN, JobFolder
-from forerun.batch.lines import OutputLine
+from forerun.batch.lines import BatchRequest, OutputLine
 from forerun.cli import main
 from forerun.cli.batch import _in_words
 from forerun.loading.bundled import NAME
@@ -170,6 +176,38 @@ def test_answers_in_order_and_bad_lines_by_number(
     assert "seed 1 instead of 0" in capfd.readouterr().err
 
 
+class Near:
+    """A worker in a thread of this process, which has imported what a process imports again."""
+
+    def __init__(self, place: int, settings: WorkerSettings, threads: int, events: Any) -> None:
+        self.place, self.is_ready, self.is_alone = place, False, False
+        self.requests: dict[int, BatchRequest] = {}
+        self.messages: SimpleQueue[dict[str, Any] | None] = SimpleQueue()
+        self.thread = Thread(target=self._run, args=(settings, events))
+        self.thread.start()
+
+    def _run(self, settings: WorkerSettings, events: Any) -> None:
+        def tell(message: dict[str, Any]) -> None:
+            events.put((self, json.loads(json.dumps(message))))
+
+        with suppress(EOFError):
+            asyncio.run(_work(Answerer.load(settings), self, tell))  # type: ignore[arg-type]
+
+    def get(self) -> dict[str, Any]:
+        if (message := self.messages.get()) is None:
+            raise EOFError
+        return message
+
+    def send(self, request: BatchRequest) -> None:
+        self.requests[request.index] = request
+        self.messages.put(asdict(request))
+
+    def end(self) -> int:
+        self.messages.put(None)
+        self.thread.join()
+        return 0
+
+
 def test_ctrl_c_says_what_is_kept(
     tmp_path: Path,
     tiny_model: str,
@@ -179,8 +217,6 @@ def test_ctrl_c_says_what_is_kept(
     """The workers are processes; here one of them is stopped by its first answer."""
     source = prompts(tmp_path / "in.jsonl", 30)
     words = ["batch", tiny_model, str(source), *FLAGS, "--out"]
-    assert main([*words, str(tmp_path / "whole")]) == 0
-    capfd.readouterr()
     add = JobFolder.add
 
     def interrupted(folder: JobFolder, index: int, line: OutputLine) -> None:
@@ -193,7 +229,9 @@ def test_ctrl_c_says_what_is_kept(
     assert main([*words, str(out)]) == 130
     told = capfd.readouterr().err.splitlines()[-1]
     assert told == "stopped: 1 of 30 lines answered; the same command goes on from there"
+    monkeypatch.setattr(worker_pool, "Worker", Near)
     assert main([*words, str(out)]) == 0
+    assert main([*words, str(tmp_path / "whole")]) == 0
     assert bodies(out) == bodies(tmp_path / "whole")
 
 

@@ -95,9 +95,7 @@ ALONE = "greedy", "plain", "greedy with penalties", "a processor", "samples", "e
 
 @pytest.mark.parametrize(
     "name",
-    [
-        pytest.param(name, marks=() if name in ALONE else pytest.mark.slow) for name in OPTIONS
-    ],
+    [pytest.param(name, marks=() if name in ALONE else pytest.mark.slow) for name in OPTIONS],
 )
 def test_every_option_and_every_drafter(name: str) -> None:
     target, model_drafter = tiny_pair()

@@ -43,7 +43,20 @@ def are_equal(first: list[Any], second: list[Any]) -> bool:
     return all(torch.equal(one, other) for one, other in zip(first, second, strict=True))
 
 
-@pytest.mark.parametrize("how", [pytest.param(how, id=name) for name, how in FORMATS.items()])
+LIKE_OTHERS = {
+    "int4, groups", "int8, groups", "int4, scales and offsets in multiples",
+    "int6, scales in multiples",
+}  # fmt: skip
+"""One is that with zeros without them; the others are in "several formats in one product"."""
+
+
+@pytest.mark.parametrize(
+    "how",
+    [
+        pytest.param(how, id=name, marks=[pytest.mark.slow] if name in LIKE_OTHERS else [])
+        for name, how in FORMATS.items()
+    ],
+)
 def test_a_pass_has_the_bits_of_the_weights_written_out(how: dict[str, Any]) -> None:
     torch.manual_seed(1)
     model, plain = packed_model(**how)
