@@ -77,8 +77,9 @@ def has_bulk_copies(device: Any) -> bool:
 
 
 def operands(source: Any, matrix: Any, how: Tile, num_tokens: int) -> dict[str, Any]:
-    """The operands x and w of a product: tensor descriptors (BULK) where several large tiles of
-    tokens meet the same weights, which the copy engine then brings sooner than threads do."""
+    """The arguments x and w for a product. They are tensor descriptors (BULK) if several large
+    tiles of tokens use the same weights, because the copy engine then loads tiles faster than
+    threads do."""
     plain = {"x": source, "BULK": False, **operand(matrix)}
     is_bulk = how.rows == NARROW < num_tokens and has_bulk_copies(matrix.device)
     if isinstance(matrix, Packed):
@@ -109,7 +110,7 @@ def tile_of(
 def written_out(matrix: Any, num_tokens: int, room: Any) -> Any:
     """A matrix in the form that a product with this many tokens reads.
 
-    room: what a packed one is written to, where the pass is wide.
+    room: the memory that a packed matrix is written out to, if the pass has many tokens.
     """
     if not isinstance(matrix, Packed) or num_tokens <= MOST_PACKED:
         return matrix
@@ -124,8 +125,8 @@ def written_out(matrix: Any, num_tokens: int, room: Any) -> Any:
 
 
 def launch_of(matrix: Any, stored: Any) -> dict[str, Any]:
-    """Launch options of a product with a matrix: it loads its weights while the kernel before it
-    ends, unless that kernel writes them out."""
+    """Launch options of a product with a matrix. It loads its weights while the previous kernel
+    ends, unless that kernel writes these weights."""
     options = dependent_launch(matrix.device)
     return options if matrix is stored else dict.fromkeys(options, False)
 
@@ -152,10 +153,11 @@ def add(
     gain: float = 1.0,
     unit: float = 0.0,
 ) -> None:
-    """Queue result = residual + gain * (source @ matrix.T + bias) of the first tokens, and what a
-    norm of these weights after it needs: `scratch.normed` and `scratch.squares`.
+    """Queue result = residual + gain * (source @ matrix.T + bias) for the first tokens. If a norm
+    follows, also fill `scratch.normed` and `scratch.squares` for it.
 
-    residual, norm, bias: None where there is none.
+    residual, bias: None where there is none. norm: the weights of the norm that follows; None: none
+    does.
     """
     stored, matrix = matrix, written_out(matrix, num_tokens, scratch.matrix)
     out, depth = matrix.shape
@@ -184,9 +186,9 @@ class Kernels:
         *,
         early: bool = True,
     ) -> None:
-        """attention: for passes that have some.
+        """attention: scratch memory, for passes that attend to keys.
 
-        early: the inputs were written before the kernel that comes before the first layer.
+        early: whether the inputs were written before the kernel that precedes the first layer.
         """
         device = weights.head.device
         self._weights, self._shape, self._inputs = weights, shape, inputs
@@ -214,9 +216,9 @@ class Kernels:
     ) -> None:
         """Queue one layer, whose result goes to `scratch.x`.
 
-        source, squares: what queries, keys and values are products of, and its sums of squares.
-        next_norm: the weights of the norm that follows the layer; None: none does.
-        residual: the residual stream before the layer; None: `scratch.x` too.
+        source, squares: the input of the queries, keys and values, and its sums of squares.
+        next_norm: the weights of the norm that follows the layer; None: none does. residual: the
+        residual stream before the layer; None: `scratch.x` too.
         """
         scratch, layer = self._scratch, self._weights.layers[number]
         before = scratch.x if residual is None else residual
@@ -262,8 +264,8 @@ class Kernels:
         self, kernel: str, source: Any, matrix: Any, bias: Any, residual: Any, after: Any,
         norm: Any, result: Any,
     ) -> None:  # fmt: skip
-        """Queue the addition of a product to the residual stream, by a second kernel where the
-        product is normed first."""
+        """Queue the addition of a product to the residual stream; if the product is normed first, a
+        second kernel adds it."""
         form, scratch, m = self._weights.form, self._scratch, self._shape.num_tokens
         gain, unit = form.residual_scale, form.family.unit
         if after is None:
@@ -276,8 +278,8 @@ class Kernels:
         self, added: Any, residual: Any, after: Any, norm: Any, result: Any, parts: Any = None,
         num_parts: int = 0,
     ) -> None:  # fmt: skip
-        """Queue the addition of whole rows to the residual stream, normed if `after`; parts:
-        weights of several rows for each token."""
+        """Queue the addition of whole rows to the residual stream, which are normed first if
+        `after`. parts: if each token has several rows, their weights."""
         form, scratch = self._weights.form, self._scratch
         add_rows[(self._shape.num_tokens,)](
             added, parts, after, residual, norm, result, scratch.normed, scratch.squares,
@@ -325,7 +327,8 @@ class Kernels:
     def head(self, logits: Any, columns: Any = None) -> None:
         """Queue the logits (num_logits, V) of the picked tokens.
 
-        columns: (rows of the head,), which column of the logits each of them fills; None: its own.
+        columns: (rows of the head,), the column of the logits that each row fills; None: the column
+        with its number.
         """
         w, scratch, count = self._weights, self._scratch, self._shape.num_logits
         num_outputs = w.head.shape[0]
@@ -356,8 +359,8 @@ def launch(
 ) -> None:
     """Queue the kernels of one pass, which fills in logits (num_logits, V), float32.
 
-    watched: (M, len(layers) * K), filled with the hidden states after `layers[i]` layers; after the
-        last one, with what the head reads.
+    watched: (M, len(layers) * K), receives the hidden states after `layers[i]` layers; after the
+    last layer, those that the head reads.
     """
     w, m, hidden, x = weights, shape.num_tokens, weights.hidden, scratch.x
     kernels = Kernels(weights, shape, inputs, cache, scratch, attention)

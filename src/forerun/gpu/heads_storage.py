@@ -1,7 +1,7 @@
 """A drafting network on the device, with its keys and values and the features of its target.
 
-It is one layer like those of a target (`gpu/forward.py`), whose queries, keys and values are
-products of a feature and an embedding side by side.
+It is one layer like those of a target (`gpu/forward.py`), but the input of its queries, keys and
+values is a feature and an embedding side by side.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from forerun.models.families import Family, Form
 class HeadsStorage(Storage):
     """Memory for the rows of one network, which use the same pages as the target's.
 
-    features: (pages, slots of a page, D), of every token that the target has processed.
+    features: (pages, slots of a page, D), one for every token that the target has processed.
     columns: (Vd,), the target's id of each token of the network.
     """
 
@@ -98,7 +98,7 @@ class HeadsStorage(Storage):
             states, network.norm_layers.weight, self._normed_states, eps, num_warps=4, **self.wide,
             **dependent_launch(self.columns.device),
         )  # fmt: skip
-        norm = network.norm_mlp.weight  # what a norm after it would need is not read
+        norm = network.norm_mlp.weight  # the inputs of a following norm are not read
         add("out", num_tokens, self._normed_states, network.fuse.weight, self._zeros, norm,
             self.fused, self.scratch)  # fmt: skip
 
@@ -126,8 +126,8 @@ class HeadsStorage(Storage):
     def finish(
         self, inputs: Inputs, attention: AttentionScratch | None, logits: Any, features: Any = None
     ) -> None:
-        """Queue a draft step: the entries whose inputs are joined, the network's outputs, which go
-        to `scratch.x`, and the logits (N, V) or (N, Vd) of what comes after.
+        """Queue a draft step for entries whose inputs are joined: compute the network's outputs,
+        which go to `scratch.x`, and the logits (N, V) or (N, Vd) of the tokens that follow.
 
         features: of the entries; None: they are in `scratch.x`.
         """
@@ -161,6 +161,6 @@ def _weights(network: Network, embedding: Any) -> Weights:
 
 
 def _angles(network: Network, device: Any, slots: int) -> tuple[Any, Any]:
-    """Cosines and sines (1, slots, head size / 2)."""
+    """The cosines and sines (1, slots, head size / 2) of a network's rotary embedding."""
     cos, sin = network.angles(torch.arange(slots, device=device))
     return cos.contiguous()[None], sin.contiguous()[None]

@@ -14,15 +14,16 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 from forerun.gpu.kernels.layers import ONES, capped, page_of
 
 NOTHING = tl.constexpr(-1e30)
-"""Less than any score."""
+"""A number less than any score."""
 
 
 @triton.jit
 def _add_block(
     query, key, value, visible, ones, scale, cap, most, total, mixed, CAPPED: tl.constexpr
 ):  # fmt: skip
-    """Add a block of keys to a chunk: the largest score (R,), the sum of the weights (R, ONES) and
-    of the values (R, HP), both relative to it."""
+    """Add a block of keys to the running results of a chunk, and return them: the largest score
+    (R,), the sum of the weights (R, ONES), and the weighted sum of the values (R, HP). Both sums
+    are relative to the largest score."""
     scores = tl.dot(query, tl.trans(key)) * scale
     if CAPPED:
         scores = capped(scores, cap)
@@ -37,7 +38,7 @@ def _add_block(
 
 @triton.jit
 def _add_chunk(most, sums, mixed, chunk_most, chunk_sums, chunk_mixed):
-    """Add a chunk to those before it; sums (R,)."""
+    """Merge the results of a chunk into those of the chunks before it; `sums` are (R,) here."""
     higher = tl.maximum(most, chunk_most)
     fade, gain = tl.exp(most - higher), tl.exp(chunk_most - higher)
     mixed = mixed * fade[:, None] + chunk_mixed * gain[:, None]
@@ -46,7 +47,8 @@ def _add_chunk(most, sums, mixed, chunk_most, chunk_sums, chunk_mixed):
 
 @triton.jit
 def _averages(most, sums, mixed, sinks, heads, inside, SINKS: tl.constexpr):
-    """The averages (R, HP) of the values; a sink (H,) of a head is a score without a value."""
+    """The averages (R, HP) of the values. If SINKS, each head's sink adds a score without a
+    value."""
     if SINKS:
         sink = tl.load(sinks + heads, mask=inside, other=0.0).to(tl.float32)
         most, sums, mixed = _add_chunk(most, sums, mixed, sink, 1.0, tl.zeros_like(mixed))
@@ -55,8 +57,8 @@ def _averages(most, sums, mixed, sinks, heads, inside, SINKS: tl.constexpr):
 
 @triton.jit
 def _widened(words, shift, like, BITS: tl.constexpr):
-    """The numbers in words, in the precision of what `like` points to; e4m3 ones of 8 bits begin at
-    bit `shift`, a constant or (T, 1)."""
+    """Convert stored keys or values to the dtype of the pointer `like`. If they have 8 bits (e4m3),
+    each is taken from bit `shift` of its word; `shift` is a constant or (T, 1)."""
     if BITS == 16:
         made = words
     else:
@@ -73,11 +75,12 @@ def _add_keys(
     HD: tl.constexpr, BLOCK: tl.constexpr, CAPPED: tl.constexpr, WINDOW: tl.constexpr,
     TREE: tl.constexpr,
 ):  # fmt: skip
-    """Add the keys that begin at a place of the text to a chunk: a block of them, or two that stand
-    in the same words, which are loaded once.
+    """Add the keys from place `begin` of the text on to a chunk: one block, or with 8 bits the two
+    blocks that share the same words, which are loaded once.
 
-    base: of the page, in words, where text has them.  If TREE, the keys of places from `trunk` on
-        stand where the branch lists them, which may be past the page.
+    base: the address of the page in words, used for places that lie in it one after another. If
+    TREE, the branch lists the slots of the keys from place `trunk` on, which may be outside the
+    page.
     """
     BITS: tl.constexpr = keys.dtype.element_ty.primitive_bitwidth
     PER: tl.constexpr = 16 // BITS
@@ -138,7 +141,7 @@ def attend(
     r = tl.arange(0, R)
     member, group = r // GP, r % GP
     d = tl.arange(0, HP)
-    # these were written before the kernel that this one may overlap with began (dependent.py)
+    # these were written before the kernel that this one may overlap with began (early_launch.py)
     first = tl.load(segments + 2 * segment, cache_modifier=".cg")
     count = tl.load(segments + 2 * segment + 1, cache_modifier=".cg")
     row = tl.load(rows + first, cache_modifier=".cg")
@@ -299,9 +302,10 @@ def attend_whole(
     SINKS: tl.constexpr, CAPPED: tl.constexpr, WINDOW: tl.constexpr, TREE: tl.constexpr,
     PDL: tl.constexpr,
 ):  # fmt: skip
-    """The same averages, one program per key head and segment, which adds up all chunks itself:
-    for passes of many segments, which fill the device without being cut.  The last segments, whose
-    texts are the longest where a prompt is read, come first."""
+    """Compute the same averages as `attend`, but with one program per key head and segment, which
+    adds up all chunks itself. This is for passes with many segments, which fill the device without
+    being cut. The last segments come first, because they have the longest texts when a prompt is
+    read."""
     head, segment = tl.program_id(0), tl.num_programs(1) - 1 - tl.program_id(1)
     R: tl.constexpr = MQ * GP
     r = tl.arange(0, R)
