@@ -162,6 +162,35 @@ def decoding() -> Table:
     return Table(titles, rows, files)
 
 
+def larger() -> Table:
+    """Models of half a billion parameters and more, in a GGUF file."""
+    files, rows = [f"{X86}/cpu_pass-{size}" for size in ("0.5b", "1.5b")], []
+    for file in files:
+        found = read(file)
+        for kind, title in (("lean", "ours"), ("llama.cpp", "llama.cpp")):
+            prompts = [whole(found["prompt_ms"][size][kind]["median"]) for size in ("64", "256")]
+            step = f"{found['pass_ms']['1'][kind]['median']:.1f}"
+            greedy = f"{found['greedy_tokens_per_second'][kind]:.1f}"
+            rows.append((file.rpartition("-")[2].upper(), title, step, greedy, *prompts))
+    titles = "model", "by", "pass of a token, ms", "tokens/s", "prompt of 64, ms", "of 256, ms"
+    return Table(titles, rows, files)
+
+
+def code() -> Table:
+    """Code prompts on a model of more than a billion parameters."""
+    found, rows = read(f"{X86}/code"), []
+    for name in ("plain", "default", "model", "model + suffix", "model, K = 4"):
+        row = found[name]
+        gains = row["speed_against_plain"]
+        groups = [f"{gain:.2f}" for gain in gains["by_group"].values()]
+        speed, per_round = row["tokens_per_second"], row["tokens_per_round"]["mean"]
+        rows.append(
+            (name, f"{speed:.1f}", f"{per_round:.2f}", f"{gains['overall']:.2f}", *groups)
+        )
+    titles = "drafter", "tokens/s", "tokens per round", "gain", "writing", "editing"
+    return Table(titles, rows, [f"{X86}/code"])
+
+
 def drafters() -> Table:
     found = read(f"{EARLIER}/drafters")["results"]
     greedy, warm = (found[temperature]["rows"] for temperature in ("0.0", "0.8"))
@@ -199,38 +228,6 @@ def heads() -> Table:
         rows.append((machine, found["prompts"], temperature, *cells[0], *cells[1]))
     titles = "machine", "prompts", "T", "chain", "gain", "tree", "gain"
     return Table(titles, rows, [f"{X86}/heads", f"{X86}/heads48", f"{ARM}/heads48"])
-
-
-def gemma() -> Table:
-    found = read(f"{ARM}/gemma")["results"]
-    rows = [
-        (name, *drafter_cells(row), *drafter_cells(found["0.8"]["rows"][name]))
-        for name, row in found["0.0"]["rows"].items()
-        if name != "no drafter"
-    ]
-    return Table(("drafter", *DRAFTER_TITLES), rows, [f"{ARM}/gemma"])
-
-
-def sweep() -> Table:
-    speeds = read(f"{EARLIER}/sweep/speeds")
-    lengths = "1", "2", "5", "8", "auto"
-    rows = []
-    for batch, drafters in speeds.items():
-        for drafter, by_length in drafters.items():
-            gains = [f"{by_length[length] / by_length['0']:.2f}" for length in lengths]
-            rows.append((batch, drafter, *gains))
-    named = *(f"K = {length}" for length in lengths[:-1]), "auto"
-    return Table(("batch", "drafter", *named), rows, [f"{EARLIER}/sweep/speeds"])
-
-
-def loop() -> Table:
-    found = read(f"{EARLIER}/engine")["results"]
-    names = {"plain": "plain", "ngram": "`NGram`, K = 5", "model": "`Model`, K = 5"}
-    rows = [
-        (title, found[name]["peer"], quartiles(found[name]["speed_against_peer"]))
-        for name, title in names.items()
-    ]
-    return Table(("ours", "peer", "speed over the peer's"), rows, [f"{EARLIER}/engine"])
 
 
 def rule() -> Table:
@@ -314,18 +311,21 @@ def gpu_kernels() -> Table:
 
 
 def server() -> Table:
-    files = [f"{ARM}/serve", f"{ARM}/serve_contenders"]
-    alone, beside = (read(file)["results"] for file in files)
+    files = [f"{X86}/serve", f"{ARM}/serve", f"{ARM}/serve_contenders"]
+    x86, arm, peers = (read(file)["results"] for file in files)
     rows = []
-    for clients, row in alone.items():
-        on, off = row["on"], row["off"]
-        peers = [beside[clients][name] for name in ("llama.cpp", "transformers")]
-        speeds = [whole(each["tokens_per_second"]["median"]) for each in (on, off, *peers)]
-        ratio = f"{off['times_slower_than_on']['median']:.2f}"
-        first = f"{on['first_token_ms']['p50'] / 1000:.1f}"
-        following = whole(on["inter_token_ms"]["p50"])
-        rows.append((clients, *speeds[:2], ratio, first, following, *speeds[2:]))
-    titles = "clients", "on", "off", "on over off", "first token, s", "next token, ms"
+    for machine, found, beside in ((X86, x86, x86), (ARM, arm, peers)):
+        for clients, row in found.items():
+            on, off = row["on"], row["off"]
+            speeds = [
+                whole(each["tokens_per_second"]["median"]) if each else ""
+                for each in (on, off, *map(beside[clients].get, ("llama.cpp", "transformers")))
+            ]
+            ratio = f"{off['times_slower_than_on']['median']:.2f}"
+            first = f"{on['first_token_ms']['p50'] / 1000:.1f}"
+            following = whole(on["inter_token_ms"]["p50"])
+            rows.append((machine, clients, *speeds[:2], ratio, first, following, *speeds[2:]))
+    titles = "machine", "clients", "on", "off", "on over off", "first token, s", "next token, ms"
     return Table((*titles, "llama.cpp", "transformers"), rows, files)
 
 
@@ -394,11 +394,10 @@ TABLES: dict[str, Callable[[], Table]] = {
     "sampled": sampled,
     "pass": passes,
     "decoding": decoding,
+    "larger": larger,
+    "code": code,
     "drafters": drafters,
     "heads": heads,
-    "gemma": gemma,
-    "sweep": sweep,
-    "loop": loop,
     "rule": rule,
     "gpu": gpu,
     "gpu-peers": gpu_peers,

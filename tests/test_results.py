@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib.util
-import json
 import re
 import sys
 from pathlib import Path
@@ -59,10 +58,3 @@ def test_every_result_is_named_by_a_page() -> None:
     files = sorted((ROOT / "benchmarks" / "results").glob("*/*.json"))
     assert len(files) > 20
     assert [str(file) for file in files if f"{file.parent.name}/{file.name}" not in text] == []
-
-
-@pytest.mark.slow  # ten seconds of parsing
-def test_the_speeds_of_the_sweep_are_those_of_its_records() -> None:
-    sweep_speeds = script("sweep_speeds")
-    kept = json.loads((sweep_speeds.SWEEP / "speeds.json").read_text(encoding="utf-8"))
-    assert sweep_speeds.speeds(sweep_speeds.SWEEP) == kept
