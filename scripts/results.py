@@ -184,9 +184,7 @@ def code() -> Table:
         gains = row["speed_against_plain"]
         groups = [f"{gain:.2f}" for gain in gains["by_group"].values()]
         speed, per_round = row["tokens_per_second"], row["tokens_per_round"]["mean"]
-        rows.append(
-            (name, f"{speed:.1f}", f"{per_round:.2f}", f"{gains['overall']:.2f}", *groups)
-        )
+        rows.append((name, f"{speed:.1f}", f"{per_round:.2f}", f"{gains['overall']:.2f}", *groups))
     titles = "drafter", "tokens/s", "tokens per round", "gain", "writing", "editing"
     return Table(titles, rows, [f"{X86}/code"])
 
