@@ -531,6 +531,19 @@ def test_a_text_without_pages_of_the_drafter_goes_on_without_drafts(
 
 
 @pytest.mark.slow
+def test_a_draft_model_stores_nothing_of_texts_that_have_ended() -> None:
+    """Another engine may need its pages before this one has a next request."""
+    draft = GpuModel(noisy_copy(MODEL, 0.15)).on_trial(8)
+    engine = engine_of(Model(draft))
+    engine.submit(request_of([1, 2, 3], 4))
+    engine.step()
+    assert draft._pass.pool.num_unused == 6
+    while engine.busy:
+        engine.step()
+    assert draft._pass.pool.num_unused == 7
+    engine.close()
+
+
 def test_lanes_draft_as_far_as_their_own_requests_allow() -> None:
     engine = engine_of(Model(DRAFT), num_rows=3)
     made = [

@@ -118,6 +118,8 @@ class Captured:
             self._state.lengths[span.row] = max(span.start, len(span.request.tokens) - 1)
         for span in plan.reading:
             self._state.lengths[span.row] = span.end
+        ended = [span.row for span in plan.answering if span.request.finish_reason is not None]
+        self._drafter.free(ended)  # now, because the next plan may be a long time off
 
     def _depart(self, plan: RoundPlan, parts: Sequence[Part]) -> Departure:
         """Launch the next round after the running one. If the running round serves nobody in the
