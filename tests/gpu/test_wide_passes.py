@@ -56,7 +56,13 @@ def are_equal(first: list[Any], second: list[Any]) -> bool:
     return all(torch.equal(one, other) for one, other in zip(first, second, strict=True))
 
 
-@pytest.mark.parametrize("how", [pytest.param(how, id=name) for name, how in SHAPES.items()])
+@pytest.mark.parametrize(
+    "how",
+    [
+        pytest.param(how, id=name, marks=[pytest.mark.slow] if name == "two layers" else [])
+        for name, how in SHAPES.items()  # every layer is launched alike
+    ],
+)
 def test_a_long_pass_has_the_bits_of_short_ones(how: dict[str, Any]) -> None:
     """Of 210 tokens, over the edge of a chunk of keys and of a tile of tokens."""
     model = build(**how)

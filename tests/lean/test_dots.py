@@ -94,8 +94,16 @@ def example(format: Format, num_blocks: int) -> Any:
     return (d * q + m).astype(np.float32).reshape(LANES, -1)
 
 
-@pytest.mark.parametrize("format", [Format.BLOCK8, Format.BLOCK4])
-@pytest.mark.parametrize("dots", [SDOT, VNNI_512], ids=lambda dots: dots.name)
+@pytest.mark.parametrize(
+    ("dots", "format"),
+    [
+        (SDOT, Format.BLOCK8),
+        (VNNI_512, Format.BLOCK4),
+        pytest.param(SDOT, Format.BLOCK4, marks=pytest.mark.slow),  # a loop of the other two
+        pytest.param(VNNI_512, Format.BLOCK8, marks=pytest.mark.slow),
+    ],
+    ids=lambda value: getattr(value, "name", str(value)),
+)
 def test_the_largest_tiles_give_each_token_its_own_bits(dots: Dots, format: Format) -> None:
     """ARM's have the most tokens, in groups of up to four.  On x86 a tile of 512 bits adds up the
     limbs of few tokens side by side and those of many in turn."""
