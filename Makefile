@@ -46,8 +46,8 @@ lint: setup
 	@$(BIN)/ruff format --quiet --check .
 	@$(BIN)/mypy
 
-test-fast: setup
-	@$(PYTEST) -m 'not slow and not jax and not gpu and not browser and not serve and not ray and not distributed'
+test-fast: setup  ## the default tests alone; TESTS=tests/rules is those of a folder or file
+	@$(PYTEST) -m 'not slow and not jax and not gpu and not browser and not serve and not ray and not distributed' $(TESTS)
 
 test-slow: setup  ## the long tests only
 	@$(PYTEST) -m 'slow and not gpu and not browser and not serve and not ray and not distributed'

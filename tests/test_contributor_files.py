@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -49,6 +50,16 @@ def test_hooks_are_what_make_setup_installs() -> None:
         program = hook["entry"].split()[0]
         assert program.removeprefix(".venv/bin/") in ("ruff", "mypy", "python")
         re.compile(hook.get("files", ""))
+
+
+def test_one_file_can_be_tested() -> None:
+    """CONTRIBUTING names a file that there is, and make passes it on."""
+    page = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
+    (asked,) = re.findall(r"`make (test-fast TESTS=(\S+))`", page)
+    assert (ROOT / asked[1]).is_file()
+    how = ["make", "--dry-run", *asked[0].split()]
+    said = subprocess.run(how, cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    assert said.splitlines()[-1].endswith(asked[1])
 
 
 def test_make_test_gpu_names_the_folders_that_hold_gpu_tests() -> None:
