@@ -45,6 +45,9 @@ def test_answers_are_as_they_are_guided(name: str, value: Any, fits: Any) -> Non
     [
         ("invalid_grammar", "guided_regex", {"guided_regex": "(a"}),
         ("invalid_grammar", "guided_grammar", {"guided_grammar": "start: nothing"}),
+        ("invalid_grammar", "guided_grammar", {"guided_grammar": "start: "}),
+        ("invalid_grammar", "guided_regex", {"guided_regex": "(a|b){0}"}),
+        ("invalid_value", "min_tokens", {"min_tokens": 9, "max_tokens": 8}),
         ("invalid_json_schema", "guided_json", {"guided_json": {"type": "nonsense"}}),
         ("invalid_value", "guided_json", {"guided_json": "{"}),
         ("invalid_type", "guided_json", {"guided_json": 7}),

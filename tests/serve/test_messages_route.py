@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from typing import Any
 
 import pytest
@@ -141,6 +142,25 @@ def test_thoughts_are_blocks() -> None:
     )
 
 
+def test_what_newer_clients_say_of_thoughts_and_formats() -> None:
+    """An adaptive model thinks as its template has it, and an effort is a chat's."""
+    route = Messages(offer_of(talker(QWEN)))
+
+    def prompt(**fields: Any) -> Any:
+        return route.read({**BODY, **fields}).prompts[0]
+
+    adaptive = {"thinking": {"type": "adaptive"}}
+    assert prompt(**adaptive) == prompt()
+    thinks = prompt(thinking={"type": "enabled"})
+    assert prompt(**adaptive, output_config={"effort": "max"}) == thinks
+    shape = {"format": {"type": "json_schema", "schema": {"enum": ["yes", "no"]}}}
+    labels = {"cache_control": {"type": "ephemeral"}}
+    (block,) = both({**BODY, "output_config": shape, **labels})["content"]
+    assert json.loads(block["text"]) in ("yes", "no")
+    tool = {**TOOL, "eager_input_streaming": True}
+    assert Messages(offer_of(talker(TOOLS))).read({**BODY, "tools": [tool]})
+
+
 def test_a_system_a_beginning_and_labels() -> None:
     route = Messages(offer_of())
     block = {"type": "text", "text": "Be brief.", "cache_control": {"type": "ephemeral"}}
@@ -177,7 +197,16 @@ def test_tokens_are_counted_as_they_are_read() -> None:
         ("unknown_parameter", "stop", {"stop": "a"}),
         ("model_not_found", "model", {"model": "claude"}),
         ("unsupported_parameter", "tools", {"tools": [TOOL]}),
-        ("unsupported_parameter", "enable_thinking", {"thinking": {"type": "enabled"}}),
+        ("unsupported_parameter", "thinking", {"thinking": {"type": "enabled"}}),
+        ("unsupported_value", "thinking.type", {"thinking": {"type": "some"}}),
+        ("unsupported_parameter", "output_config.effort", {"output_config": {"effort": "low"}}),
+        ("unsupported_value", "output_config.effort", {"output_config": {"effort": "great"}}),
+        ("invalid_type", "output_config", {"output_config": "low"}),
+        (
+            "invalid_json_schema",
+            "output_config.format.schema",
+            {"output_config": {"format": {"type": "json_schema", "schema": {"type": "odd"}}}},
+        ),
         ("unsupported_value", "tool_choice.type", {"tool_choice": {"type": "some"}}),
     ],
 )
@@ -186,6 +215,7 @@ def test_what_cannot_be_honoured_is_refused_by_name(
 ) -> None:
     error = refusal(Messages(offer_of()), **{**BODY, **fields})
     assert (error.code, error.param) == (code, param)
+    assert not re.search("enable_thinking|reasoning_effort|response_format", error.message)
 
 
 def test_a_count_refuses_what_it_does_not_know() -> None:

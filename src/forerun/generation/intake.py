@@ -145,13 +145,13 @@ def _with_cursor(
     last = getattr(tokenizer, "eos_token_id", None)
     ends = ending_tokens(model) or (() if last is None else (last,)) or tuple(endings)
     cursor = Cursor(lambda: grammar.matcher(tokenizer, model.vocab_size, ends))
-    _refuse_empty(grammar, cursor, model.vocab_size, ends)
+    refuse_empty(grammar, cursor, model.vocab_size, ends)
     return replace(sampling, grammar=cursor), tuple(dict.fromkeys((*endings, *ends)))
 
 
-def _refuse_empty(grammar: Grammar, cursor: Cursor, vocab_size: int, ends: Sequence[int]) -> None:
+def refuse_empty(grammar: Grammar, cursor: Cursor, vocab_size: int, ends: Sequence[int]) -> None:
     """Refuse a grammar that allows no text, or only an empty one."""
-    received = f"{shown(grammar):.80}"
+    received = f"{shown(getattr(grammar, 'text', grammar)):.80}"
     cure = "Correct it: some token must be allowed to come first."
     try:
         allowed = allowed_after(cursor, (), vocab_size)

@@ -8,8 +8,9 @@ from collections.abc import Mapping
 from decimal import Decimal
 from typing import Any
 
-from forerun.generation.intake import ending_tokens
+from forerun.generation.intake import ending_tokens, refuse_empty
 from forerun.grammars import Grammar, json_object, json_schema, lark, regex
+from forerun.grammars.base import Cursor
 from forerun.serve.admission.errors import ApiError
 from forerun.serve.openai.fields import Choice, Either, Flag, Json, ListOf, Text
 from forerun.serve.openai.objects import Field, Object, Tagged
@@ -74,11 +75,12 @@ def prepared(
     offer: Offer, grammar: Grammar, where: str, code: str = "invalid_json_schema"
 ) -> Grammar:
     """The grammar, compiled in advance for the model's tokenizer, so that engines need not compile
-    it."""
+    it; refused if it allows no text, or only an empty one."""
     target, last = offer.target, offer.tokenizer.eos_token_id
     endings = ending_tokens(target) or (() if last is None else (last,))
     try:
-        grammar.matcher(offer.tokenizer, target.vocab_size, endings)
+        cursor = Cursor(lambda: grammar.matcher(offer.tokenizer, target.vocab_size, endings))
+        refuse_empty(grammar, cursor, target.vocab_size, endings)
     except ValueError as error:
         raise ApiError(str(error), param=where, code=code) from error
     return grammar

@@ -150,6 +150,9 @@ def options_of(
 ) -> AnswerOptions:
     """The options of an answer. sampling, max_new_tokens and logprobs are given because routes read
     them differently."""
+    if sampling.min_tokens > max_new_tokens:
+        limit = f"at most {max_new_tokens}, as the answer has no more tokens"
+        raise wrong_value(sampling.min_tokens, "min_tokens", limit)
     asked = fields["speculation"]
     length = asked.get("draft_length") if isinstance(asked, Mapping) else None
     return AnswerOptions(

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
@@ -59,6 +60,13 @@ MESSAGE = Tagged(
 )
 IS_ALONE = {"disable_parallel_tool_use": Field(Flag(), "One call at most.", False)}
 CHOICES = {"auto": "auto", "any": "required", "none": "none"}
+EFFORTS = ("low", "medium", "high", "xhigh", "max")
+THEIR_NAMES = {
+    "enable_thinking": "thinking",
+    "reasoning_effort": "output_config.effort",
+    "response_format.json_schema": "output_config.format",
+}
+"""Fields of a chat that stand for fields here, in errors too."""
 REASONS = {"stop": "end_turn", "length": "max_tokens", "tool_calls": "tool_use"}
 
 
@@ -89,11 +97,13 @@ class Messages:
         asked = ("max_tokens", "stream", "temperature", "top_p", "top_k", *OURS)
         chat = {name: fields[name] for name in asked if fields[name] is not None}
         chat |= {"stop": fields["stop_sequences"], **_chat(self.offer, fields)}
-        return replace(self._chat.read(chat), includes_usage=True)
+        with _their_names():
+            return replace(self._chat.read(chat), includes_usage=True)
 
     def count(self, fields: Mapping[str, Any]) -> int:
         """The number of tokens of a conversation."""
-        return len(self._chat.tokens(_chat(self.offer, fields)))
+        with _their_names():
+            return len(self._chat.tokens(_chat(self.offer, fields)))
 
     def reply(self, ask: Ask, request_id: str, created: int, fingerprint: str) -> MessagesReply:
         return MessagesReply(self.offer, ask, request_id)
@@ -124,20 +134,34 @@ def _conversation(offer: Offer) -> dict[str, Field]:
             "description": Field(Text()),
             "input_schema": Field(Json(limits.max_schema_length), required=True),
             "type": Field(Choice(("custom",)), "Tools are the client's own."),
+            "eager_input_streaming": Field(Flag(), "A call is streamed when it is complete."),
             **CACHED,
         }
     )
     named = Object({"name": Field(Text(), required=True), **IS_ALONE})
     chosen = {**{name: Object(IS_ALONE) for name in CHOICES}, "tool": named}
     budget = Field(Whole(1, 2**31), "A hint, to which nobody is held.")
-    thinking = {"enabled": Object({"budget_tokens": budget}), "disabled": Object({})}
+    thinking = {
+        "enabled": Object({"budget_tokens": budget}),
+        "disabled": Object({}),
+        "adaptive": Object({}),
+    }
+    form = Object({"schema": Field(Json(limits.max_schema_length), required=True)})
+    output = {
+        "effort": Field(Choice(EFFORTS), "How much the model thinks, as `reasoning_effort`."),
+        "format": Field(Tagged("type", {"json_schema": form}), "What the text must look like."),
+    }
     return {
         "model": Field(Text(), "The id of the model, as /v1/models lists it."),
         "messages": Field(ListOf(MESSAGE, limits.max_messages, 1), "So far.", required=True),
         "system": Field(TEXTS, "What the system says first."),
         "tools": Field(ListOf(tool, limits.max_tools), "Functions that the model may call."),
         "tool_choice": Field(Tagged("type", chosen), "Which is called."),
-        "thinking": Field(Tagged("type", thinking), "Whether the model thinks first."),
+        "thinking": Field(
+            Tagged("type", thinking), "Whether the model thinks first; adaptive leaves it to it."
+        ),
+        "output_config": Field(Object(output), "Effort and format."),
+        **CACHED,
     }
 
 
@@ -170,9 +194,28 @@ def _chat(offer: Offer, fields: Mapping[str, Any]) -> dict[str, Any]:
         named = {"type": "function", "function": {"name": choice.get("name")}}
         chat["tool_choice"] = CHOICES.get(choice["type"], named)
         chat["parallel_tool_calls"] = not choice["disable_parallel_tool_use"]
-    if (thinking := fields["thinking"]) is not None:
+    thinking, output = fields["thinking"], fields["output_config"] or {}
+    if thinking is not None and thinking["type"] != "adaptive":
         chat["enable_thinking"] = thinking["type"] == "enabled"
+    if (effort := output.get("effort")) is not None:
+        chat["reasoning_effort"] = "xhigh" if effort == "max" else effort
+    if (form := output.get("format")) is not None:
+        inner = {"schema": form["schema"]}
+        chat["response_format"] = {"type": "json_schema", "json_schema": inner}
     return chat
+
+
+@contextmanager
+def _their_names() -> Iterator[None]:
+    """Within the block, errors about a chat's fields name the fields that they stand for."""
+    try:
+        yield
+    except ApiError as error:
+        for ours, theirs in THEIR_NAMES.items():
+            if (error.param or "").startswith(ours):
+                error.param = theirs + (error.param or "").removeprefix(ours)
+                error.message = error.message.replace(ours, theirs)
+        raise
 
 
 def _messages(message: Mapping[str, Any], reads_thoughts: bool) -> Sequence[dict[str, Any]]:
