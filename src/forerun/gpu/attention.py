@@ -43,7 +43,7 @@ class AttentionScratch:
     """Memory between the programs that attend to chunks and the one that adds up their results, for
     one pass at a time.
 
-    num_rows: of all tiles and chunks together.
+    num_rows: the number of rows of all tiles and chunks together.
     """
 
     def __init__(self, weights: Weights, num_rows: int, num_programs: int) -> None:
@@ -55,8 +55,8 @@ class AttentionScratch:
 
     @classmethod
     def shared(cls, weights: Weights, longest: int) -> AttentionScratch:
-        """Scratch memory for passes of all shapes with texts up to this length, within a share of
-        the device."""
+        """Make scratch memory for passes of all shapes with texts up to this length, within a share
+        of the device's memory."""
         device, most = weights.head.device, MOST_OF_ROUND
         widest = PassShape(most, most, most, 1, num_chunks(longest), branch_width=1)
         num_rows, num_programs = cls._needed(weights, widest)
@@ -102,10 +102,10 @@ def queue_attention(
     is_tight: bool,
     pdl: dict[str, Any],
 ) -> None:
-    """Queue the attention of a layer: the averages of the values, into `mixed`.
+    """Queue the attention of a layer, which writes the averages of the values to `mixed`.
 
-    scratch: None where no text is cut.
-    is_tight: programs have little shared memory for heads of this size.
+    scratch: memory for the results of chunks; None if no text is cut into chunks.
+    is_tight: whether programs have little shared memory for heads of this size.
     """
     form, pages = w.form, cache.pages
     keys, values = cache.keys[number], cache.values[number]

@@ -110,8 +110,8 @@ class GpuRows(PathRows):
             self.forget(row)
 
     def tell(self, listener: HeadsRows) -> None:
-        """Let a network hear of every pass on the device. Then nobody reads states of the rows, so
-        they are not kept."""
+        """Pass the hidden states of every pass to a network on the device. Nobody else reads states
+        of the rows then, so they are not kept."""
         self.listener, self._history = listener, None
 
     def copy_prefix(self, source: int, row: int, length: int) -> int:

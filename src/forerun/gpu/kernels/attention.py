@@ -1,8 +1,8 @@
 """Attention of one layer, the second of its five kernels (layers.py), in chunks of a fixed length.
 
-A text that is longer has more chunks and not other ones, and they are added up in order: a token's
-numbers are the same bits whatever shares its pass.  Few chunks are added up by the program that
-finishes last, many by `add_chunks`, whose programs share the columns.
+A longer text has additional chunks, but the first ones stay the same, and chunks are added up in
+order. So a token's numbers have the same bits whatever shares its pass. Few chunks are added up by
+the program that finishes last, many by `add_chunks`, whose programs share the columns.
 """
 
 from __future__ import annotations
@@ -122,17 +122,17 @@ def attend(
     BLOCK: tl.constexpr, SINKS: tl.constexpr, CAPPED: tl.constexpr, WINDOW: tl.constexpr,
     TREE: tl.constexpr, ADDS: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """Averages (M, H * HD) of the values, one program per key head, chunk of keys and segment; of
-    segments of one chunk only, unless ADDS.
+    """Compute the weighted averages (M, H * HD) of the values, with one program per key head, chunk
+    of keys and segment. Unless ADDS, this completes only segments that have one chunk.
 
     A token sees `window` keys if WINDOW; the chunks are those that some token of a segment sees.
 
-    segments: (segments, 2), first token and number of tokens, at most MQ, of one row.  A token
-        sees the slots up to its own.  If TREE, a segment is one node: it sees the slots below
+    segments: (segments, 2), the first token and the number of tokens (at most MQ) of each segment,
+        which lies in one row.  A token sees the slots up to its own.  If TREE, a segment is one node: it sees the slots below
         `before`, then those listed in its row of `branches` (M, width), itself the last; `slots`
         is then the place of the node in its own branch, as if there were no other.
     pages: (rows, row_pages), of CHUNK slots.
-    parts, stats, done: what chunks hand to the program that adds them up: sums (rows, HP) of
+    parts, stats, done: the results of chunks, for the program that adds them up: sums (rows, HP) of
         values, largest scores and sums of weights (rows, 2), and how many chunks are done.  Rows
         are R = MQ * GP of each segment, key head and chunk.
     """
@@ -216,8 +216,8 @@ def attend(
 
 @triton.jit
 def _stored_chunks(parts, stats, COUNT: tl.constexpr, ROWS: tl.constexpr, HP: tl.constexpr):
-    """The chunks, ROWS rows each, from these places on: the largest score, the sum of weights and
-    the sum of values of each, all (COLUMNS,)."""
+    """Load the results of COUNT chunks, which are ROWS rows apart: the largest score, the sum of
+    weights and the sum of values of each, all (COLUMNS,)."""
     found = ()
     for step in tl.static_range(COUNT):
         row = stats + step * (2 * ROWS)
@@ -228,8 +228,8 @@ def _stored_chunks(parts, stats, COUNT: tl.constexpr, ROWS: tl.constexpr, HP: tl
 
 @triton.jit
 def _add_column(most, sums, mixed, chunk_most, chunk_sums, chunk_mixed):
-    """Add a chunk to those before it, as `_add_chunk` does; all (COLUMNS,), one for each thread, so
-    that none waits for another."""
+    """Add a chunk to those before it, as `_add_chunk` does. All numbers are (COLUMNS,), one for each
+    thread, so that no thread waits for another."""
     higher = tl.maximum(most, chunk_most)
     fade, gain = tl.exp(most - higher), tl.exp(chunk_most - higher)
     mixed = mixed * fade + chunk_mixed * gain
@@ -243,11 +243,12 @@ def add_chunks(
     CHUNK: tl.constexpr, COLUMNS: tl.constexpr, AHEAD: tl.constexpr, SINKS: tl.constexpr,
     WINDOW: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """Averages (M, H * HD) of the values of segments of several chunks, from what `attend` left:
-    one program per COLUMNS of the GP * HP of a key head, token of a segment, and segment.
+    """Compute the averages (M, H * HD) of the values for segments of several chunks, from the
+    results that `attend` has stored. There is one program per segment, token of a segment, and
+    COLUMNS of the GP * HP columns of a key head.
 
-    chunks: the number for which there is room.
-    AHEAD: chunks that are asked for together.
+    chunks: the number of chunks that there is room for.
+    AHEAD: the number of chunks that are loaded at the same time.
     """
     SLICES: tl.constexpr = GP * HP // COLUMNS
     head, member, segment = tl.program_id(0) // SLICES, tl.program_id(1), tl.program_id(2)
