@@ -128,9 +128,10 @@ def attend(
     A token sees `window` keys if WINDOW; the chunks are those that some token of a segment sees.
 
     segments: (segments, 2), the first token and the number of tokens (at most MQ) of each segment,
-        which lies in one row.  A token sees the slots up to its own.  If TREE, a segment is one node: it sees the slots below
-        `before`, then those listed in its row of `branches` (M, width), itself the last; `slots`
-        is then the place of the node in its own branch, as if there were no other.
+        which lies in one row.  A token sees the slots up to its own.  If TREE, a segment is one
+        node: it sees the slots below `before`, then those listed in its row of `branches`
+        (M, width), itself the last; `slots` is then the place of the node in its own branch, as if
+        there were no other.
     pages: (rows, row_pages), of CHUNK slots.
     parts, stats, done: the results of chunks, for the program that adds them up: sums (rows, HP) of
         values, largest scores and sums of weights (rows, 2), and how many chunks are done.  Rows
@@ -228,8 +229,8 @@ def _stored_chunks(parts, stats, COUNT: tl.constexpr, ROWS: tl.constexpr, HP: tl
 
 @triton.jit
 def _add_column(most, sums, mixed, chunk_most, chunk_sums, chunk_mixed):
-    """Add a chunk to those before it, as `_add_chunk` does. All numbers are (COLUMNS,), one for each
-    thread, so that no thread waits for another."""
+    """Add a chunk to those before it, as `_add_chunk` does. All numbers are (COLUMNS,), one for
+    each thread, so that no thread waits for another."""
     higher = tl.maximum(most, chunk_most)
     fade, gain = tl.exp(most - higher), tl.exp(chunk_most - higher)
     mixed = mixed * fade + chunk_mixed * gain
