@@ -187,6 +187,21 @@ def test_a_function_that_cannot_be_found(
 
 
 @pytest.mark.parametrize(
+    ("spec", "cure"),
+    [
+        ("my_verifiers.py", "Write its name after a colon: my_verifiers.py:follow."),
+        ("my_verifiers.py:folow", "Did you mean follow?"),
+        ("my_verifiers.py:good.decode", "Name the class alone: my_verifiers.py:good."),
+    ],
+)
+def test_what_the_file_has_is_suggested(
+    mine: None, spec: str, cure: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["certify", "--function", spec]) == 2
+    assert cure in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
     ("code", "said"),
     [
         ("def verify(:\n", r"SyntaxError: .*broken\.py, line 1"),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import os
 import re
 import sys
 from collections.abc import Iterator
@@ -141,6 +142,7 @@ def test_prompts_come_from_files_and_pipes(
         (["--file", str(file)], None),
         ([], PROMPT + "\n"),
         (["--file", "-"], PROMPT),
+        (["-"], PROMPT),
     ):
         if piped is not None:
             monkeypatch.setattr(sys, "stdin", io.StringIO(piped))
@@ -152,6 +154,28 @@ def test_prompts_come_from_files_and_pipes(
         fr.load(tiny_model), f"the\n\n{PROMPT}", drafter=None, max_new_tokens=20
     ).text
     assert capsys.readouterr().out == expected + "\n"
+
+
+def test_a_text_that_waits_at_standard_input_is_not_passed_over_in_silence(
+    tiny_model: str, tmp_path: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "report.txt").write_text("some report")
+    (tmp_path / "empty.txt").write_text("")
+    reader, writer = os.pipe()
+    os.write(writer, b"some diff")
+    command = ["generate", PROMPT, "--target", tiny_model, "--max-tokens", "2"]
+    with (tmp_path / "report.txt").open() as file, os.fdopen(reader) as pipe:
+        for given in (file, pipe):
+            monkeypatch.setattr(sys, "stdin", given)
+            assert main(command) == 0
+            assert "standard input is not read; --file - puts it" in capsys.readouterr().err
+            assert main([*command, "--file", "-"]) == 0
+            os.close(writer) if given is file else None
+            assert capsys.readouterr().err == ""
+    with (tmp_path / "empty.txt").open() as file:
+        monkeypatch.setattr(sys, "stdin", file)
+        assert main(command) == 0
+    assert capsys.readouterr().err == ""
 
 
 def test_several_prompts_are_answered_in_order(

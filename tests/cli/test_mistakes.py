@@ -134,6 +134,10 @@ def test_several_prompts_on_the_line_are_sent_to_a_file(capsys: Capture) -> None
         (["generate", "--modle", "m", "A"], "did you mean --model?"),
         (["generate", "A", "--temp", "1"], "did you mean --temperature?"),
         (["doctor", "--prompt", "F"], "did you mean --prompts?"),
+        (["generate", "Hello you", "./m"], "the model stands first: forerun generate ./m 'Hello"),
+        (["generate", "Hello you", "m.gguf"], "forerun generate m.gguf 'Hello you')"),
+        (["certify", "mine.py"], "a function of your own: --function mine.py:NAME)"),
+        (["certify", "mine.py:verify"], "--function mine.py:verify)"),
         (["doctor", "--top"], "did you mean --top-p?"),
     ],
 )

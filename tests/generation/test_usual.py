@@ -9,9 +9,9 @@ import pytest
 from tiny_heads import save_drafter, tiny_llama
 
 import forerun as fr
-from forerun.drafters import Heads, Mixed, Suffix
+from forerun.drafters import Heads, Mixed, Model, Suffix
 from forerun.generation import choosing
-from forerun.generation.choosing import BESIDE, trained_folder, usual_drafter
+from forerun.generation.choosing import BESIDE, make_drafter, trained_folder, usual_drafter
 from forerun.models import HuggingFaceModel
 
 
@@ -65,3 +65,16 @@ def test_a_broken_folder_is_no_drafter(tmp_path: Path, content: str | None) -> N
     if content is not None:
         (tmp_path / BESIDE / "heads.json").write_text(content)
     assert trained_folder(wrapped(tiny_llama(seed=3), tmp_path)) is None
+
+
+def test_a_model_may_be_named_with_its_kind(folder: Path) -> None:
+    named: list[str] = []
+
+    def load(name: str) -> Any:
+        named.append(name)
+        return wrapped(tiny_llama(seed=3), name)
+
+    drafters = [make_drafter(f"{kind}{folder}", load) for kind in ("", "model:")]
+    assert [type(drafter) for drafter in drafters] == [Model, Model]
+    assert named == [str(folder)] * 2
+    assert isinstance(make_drafter(f"model:{folder}+suffix", load), Mixed)

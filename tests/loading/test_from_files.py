@@ -393,3 +393,14 @@ def test_greedy_texts_of_a_real_file_are_those_of_transformers() -> None:
         num_equal += found is None
         assert found is None or found.is_near_tie, f"{prompt!r}: {found}"
     print(f"{num_equal} of {len(prompts)} equal")
+
+
+@pytest.mark.parametrize("kept", [0, 2000])
+def test_a_damaged_file_is_told_before_anything_is_compiled(
+    path: Path, kept: int, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(from_files, "LARGE", -1)
+    path.write_bytes(path.read_bytes()[:kept])
+    with pytest.raises(InputError, match="it is empty" if kept == 0 else "is cut off"):
+        fr.load(path, device="cpu")
+    assert capfd.readouterr().err == ""

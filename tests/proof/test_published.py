@@ -146,6 +146,19 @@ def test_a_class_over_two_models(few: list[Case]) -> None:
     assert found.called.startswith("Decoder(target_model, draft_model, K).decode")
 
 
+def test_a_class_that_fails_says_where_and_how_it_was_called(few: list[Case]) -> None:
+    class Broken(Decoder):
+        def decode(self, input_ids: Any, max_new_tokens: int) -> Any:
+            return input_ids[0][:, 0]
+
+    message = (
+        r"IndexError: .*\(test_published\.py, line \d+\)\. It is called as Broken\(target_model"
+    )
+    with pytest.raises(fr.InputError, match=message) as told:
+        fr.certify(Broken, cases=few)
+    assert "f(draft_tokens" not in str(told.value)
+
+
 @pytest.mark.slow  # a fresh seed per call: these are sampled
 def test_our_own_solutions_are_right() -> None:
     from forerun.classic.numpy_loop import speculative_sampling

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import re
 import sys
 from collections.abc import Iterator, Sequence
 from importlib import import_module
@@ -12,7 +13,7 @@ from traceback import extract_tb
 from typing import Any
 
 from forerun import rules
-from forerun.base.errors import InputError, explain
+from forerun.base.errors import InputError, explain, meant
 from forerun.cli.screen import wants_colour
 from forerun.proof import Certificate, certify, tree_cases
 from forerun.proof.mutants import MUTANTS, Mutant
@@ -125,6 +126,8 @@ def _function(spec: str) -> Any:
     wrong = "That function cannot be found."
     cure = "Write file and name, mine.py:verify for example, or module and name, mine:verify."
     if not place or not name:
+        if (file := Path(spec)).suffix == ".py" and file.is_file():
+            cure = f"Write its name after a colon: {spec}:{_last_function(file)}."
         raise InputError(explain(wrong, repr(spec), cure))
     try:
         module = import_module(place)
@@ -138,5 +141,15 @@ def _function(spec: str) -> Any:
         cure = "Correct it there, and certify the function again."
         raise InputError(explain(f"{place} cannot be imported.", failure, cure)) from error
     if not hasattr(module, name):
+        own = [key for key in vars(module) if not key.startswith("_")]
+        cure += meant(name, own)
+        if (owner := name.partition(".")[0]) in own:
+            cure = f"Name the class alone: {spec.removesuffix(name)}{owner}."
         raise InputError(explain(f"{place} has nothing of that name.", repr(name), cure))
     return getattr(module, name)
+
+
+def _last_function(file: Path) -> str:
+    """The name of the last function or class of a file, which is not run; NAME if there is none."""
+    found = re.findall(r"^(?:def|class) (\w+)", file.read_text("utf-8", "replace"), re.MULTILINE)
+    return found[-1] if found else "NAME"

@@ -8,13 +8,14 @@ import warnings
 from collections.abc import Callable, Sequence
 from difflib import get_close_matches
 from importlib import import_module
+from shlex import quote
 from typing import Any, NoReturn
 
 from forerun.base.errors import ForerunError, meant
 from forerun.base.version import __version__
 from forerun.cli.flags import answering, checking, measuring
 from forerun.cli.flags.config import LayeredParser
-from forerun.cli.flags.shared import settle
+from forerun.cli.flags.shared import is_model, settle
 
 COMMANDS: dict[str, tuple[Callable[[argparse.ArgumentParser], None], str]] = {
     "generate": (answering.generate, "answer a prompt with any Hugging Face causal model"),
@@ -166,6 +167,11 @@ def hint(parser: argparse.ArgumentParser, args: argparse.Namespace, extra: Seque
     flag, is_flag = extra[0].partition("=")[0], extra[0].startswith("-")
     if args.command == "generate" and flag == "--prompt":
         return ' (the prompt stands alone: forerun generate "..."; --prompts F is a file of them)'
+    if args.command == "certify" and not is_flag:
+        return f" (a function of your own: --function {flag if ':' in flag else flag + ':NAME'})"
+    if args.command == "generate" and not is_flag and len(extra) == 1 and is_model(extra[0]):
+        prompt = " ".join(word for word in args.words if word != extra[0])
+        return f" (the model stands first: forerun generate {extra[0]} {quote(prompt)})"
     if args.command == "generate" and not is_flag:
         first = args.words[0] if len(args.words) + len(extra) > 1 else ""
         model = f"; if {first} is a model: --model {first}" if first and " " not in first else ""

@@ -5,8 +5,10 @@ from __future__ import annotations
 
 import argparse
 import os
+import stat
 import sys
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 
 from forerun import prompts
@@ -22,17 +24,35 @@ def read_prompts(args: argparse.Namespace) -> list[str]:
             wrong = "--prompts is a list of its own."
             raise InputError(explain(wrong, "it and another prompt", cure))
         return read_list(args.prompts)
-    parts = [] if args.prompt is None else [args.prompt]
+    is_dash = args.prompt == "-"  # the usual name of standard input
+    parts = [] if args.prompt is None else [_read("-") if is_dash else args.prompt]
     if args.file is not None:
         parts.append(_read(args.file))
     elif not parts and not sys.stdin.isatty():
         parts.append(_read("-"))
+    elif not is_dash and _is_left_unread():
+        told = "note: the text at standard input is not read; --file - puts it after the prompt"
+        print(told, file=sys.stderr)
     prompt = "\n\n".join(parts)
     if not prompt.strip():
         received = "an empty one" if parts else "none"
         cure = "Pass it as an argument, with --file, or through a pipe."
         raise InputError(explain("There is no prompt.", received, cure))
     return [prompt]
+
+
+def _is_left_unread() -> bool:
+    """Whether a file or a pipe with text in it stands at standard input."""
+    with suppress(ImportError, OSError, ValueError):  # no such call here, or no file at all
+        from fcntl import ioctl
+        from termios import FIONREAD
+
+        about = os.fstat(number := sys.stdin.fileno())
+        if stat.S_ISREG(about.st_mode):
+            return about.st_size > os.lseek(number, 0, os.SEEK_CUR)
+        if stat.S_ISFIFO(about.st_mode):
+            return ioctl(number, FIONREAD, bytes(4)) != bytes(4)
+    return False
 
 
 def as_text(word: str) -> str:

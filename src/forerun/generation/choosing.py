@@ -29,6 +29,9 @@ from forerun.trees.tree import Tree
 Drafters = Drafter | str | Sequence[Drafter | str] | Mapping[str, Drafter | str | None]
 """One drafter or several, as objects or by names of the command line."""
 
+OF_MODEL = "model:"
+"""Stands before the name of a model that drafts, like the names of other kinds before a folder."""
+
 _kept: WeakKeyDictionary[Any, dict[str, Drafter | None]] = WeakKeyDictionary()
 _lock = RLock()
 
@@ -57,7 +60,8 @@ def drafter_for(target: LanguageModel, drafter: Drafter | str | None) -> Drafter
 
 
 def make_drafter(spec: str, load: Callable[[str], Any] = as_model) -> Drafter | None:
-    """Make a drafter from its name. "none" gives None, and "a+b" a `Mixed` of both.
+    """Make a drafter from its name. "none" gives None, "a+b" a `Mixed` of both, and "model:a" the
+    model of that name, which "a" alone gives too.
 
     load: loads the model of that name, for names that are not drafters.
     """
@@ -71,7 +75,12 @@ def make_drafter(spec: str, load: Callable[[str], Any] = as_model) -> Drafter | 
         cure = f"Name a drafter on both sides of each plus: {', '.join(names())}, or a model."
         wrong = f"There is nothing to mix where {min(idle) or 'no name'} stands."
         raise InputError(explain(wrong, repr(spec), cure))
-    made = [make_one(part, load) for part in parts]
+    made = [
+        Model(load(part.removeprefix(OF_MODEL)))
+        if part.startswith(OF_MODEL)
+        else make_one(part, load)
+        for part in parts
+    ]
     return made[0] if len(made) == 1 else Mixed(*made)
 
 

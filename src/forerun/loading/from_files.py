@@ -109,6 +109,7 @@ def load_packed(source: Source, name: str, *, is_rounded: bool) -> LeanModel | N
 
 def _described(source: Source, name: str) -> tuple[Note, Any] | None:
     """The note about a model, and its tokenizer; None if the lean pass does not support it."""
+    source.check()
     from forerun.lean.weights import SERVED, described
     from forerun.models.families import why_unserved
     from forerun.models.no_warnings import no_warnings

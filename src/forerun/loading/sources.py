@@ -31,6 +31,7 @@ class Source(NamedTuple):
     read: Callable[[], Any]  # its `FileModel`; None where transformers has to load it
     load_tokenizer: Callable[[], Any]  # transformers'
     load_plain: Callable[[], Any]  # the transformers model
+    check: Callable[[], Any] = lambda: None  # raises for a damaged file, without transformers
 
 
 def is_for_cpu(device: Any) -> bool:
@@ -64,7 +65,12 @@ def _gguf(file: Path, name: str) -> Source:
     def load_plain() -> Any:
         return _plain(local_copy(name), "float32")
 
-    return Source(file, files, "gguf", read, lambda: read().tokenizer, load_plain)
+    def check() -> Any:
+        from forerun.gguf.file import read_gguf
+
+        return read_gguf(files[0])
+
+    return Source(file, files, "gguf", read, lambda: read().tokenizer, load_plain, check)
 
 
 def _folder(folder: Path, dtype: str) -> Source:

@@ -12,6 +12,8 @@ import sys
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from inspect import signature
+from pathlib import Path
+from traceback import extract_tb
 from typing import Any
 
 from forerun import rules
@@ -64,6 +66,9 @@ QUICK = (
     "tree, unequal branches",
 )
 """Cases that take a fraction of a second together and differ in what they expose."""
+
+OURS = Path(__file__).parents[1]
+"""The folder of this package, whose lines are not the user's."""
 
 _judged: set[Hashable] = set()
 
@@ -197,7 +202,8 @@ class _OfFunction:
 
     def certificate(self, method: str) -> Certificate:
         """Follow the cases that can be followed; if these show no fault, sample the others."""
-        with failing(self.label, self.cases[0].name):  # it runs at all; torch is imported by now
+        with failing(self.label, self.cases[0].name, self.called):
+            # it runs at all; torch is imported by now
             sampled_finding(self.code, self.cases[0], 1, self.seed, range(1))
         found: dict[str, Finding] = {}
         rounding = ""
@@ -259,7 +265,7 @@ class _OfFunction:
     def _sampled(self, cases: list[Case]) -> dict[str, Finding]:
         """The findings of cases tested by sampling, with the requested number of texts or 15
         seconds' worth."""
-        with failing(self.label, cases[0].name):
+        with failing(self.label, cases[0].name, self.called):
             foreseen = budgets(self.code, cases, self.seed)
         samples = self.samples or affordable(foreseen).samples
         if self.reasons and isinstance(self.tell, Telling):
@@ -272,7 +278,7 @@ class _OfFunction:
         found = {}
         for number, case in enumerate(cases):
             turns = self._turns(case, number * samples, samples, samples * len(cases))
-            with failing(self.label, case.name):
+            with failing(self.label, case.name, self.called):
                 found[case.name] = sampled_finding(self.code, case, samples, self.seed, turns)
         _ended(self.tell)
         return found
@@ -324,17 +330,29 @@ def check_call(function: Callable[..., Any], name: str, *, num_arguments: int) -
 
 
 @contextmanager
-def failing(name: str, case: str) -> Iterator[None]:
-    """Add to an exception raised by the tested code the name of the case."""
+def failing(name: str, case: str, called: str) -> Iterator[None]:
+    """Add to an exception raised by the tested code its line, the name of the case, and how it is
+    called if that is unusual."""
     try:
         yield
     except ForerunError:
         raise
     except Exception as error:
         wrong = f"The function fails in the case {case!r}."
-        cure = f"It is called as {HOW}. Drafts may be empty."
-        received = f"{name}: {type(error).__name__}: {error}"
+        cure = f"It is called as {called or HOW}. Drafts may be empty."
+        if called.endswith("as in the exercise"):
+            cure = f"It is called as {called}."
+        received = f"{name}: {type(error).__name__}: {error}{_line_of(error)}"
         raise InputError(explain(wrong, received, cure)) from error
+
+
+def _line_of(error: Exception) -> str:
+    """The innermost line of a user's own code that an exception passed; empty if there is none."""
+    for frame in reversed(extract_tb(error.__traceback__)):
+        path = Path(frame.filename)
+        if "site-packages" not in path.parts and OURS not in path.parents and path.is_file():
+            return f" ({path.name}, line {frame.lineno})"
+    return ""
 
 
 def doubt(rule: Rule) -> None:

@@ -81,7 +81,7 @@ def settle(args: argparse.Namespace, extra: Sequence[str]) -> list[str]:
         return list(extra)
     if args.then:
         words, extra = [*words, *extra], []
-        is_model_alone = args.then == "prompt" and len(words) == 1 and _is_model(words[0], args)
+        is_model_alone = args.then == "prompt" and len(words) == 1 and _is_alone(words[0], args)
         last = words.pop() if words and not is_model_alone else None
         setattr(args, args.then, last)
         if len(words) > 1 or (last is not None and words and not _may_be_model(words[0])):
@@ -94,13 +94,25 @@ def settle(args: argparse.Namespace, extra: Sequence[str]) -> list[str]:
     return list(extra)
 
 
-def _is_model(word: str, args: argparse.Namespace) -> bool:
+def _is_alone(word: str, args: argparse.Namespace) -> bool:
     """Whether the only word given to `generate` is a model, because the prompt comes from
     elsewhere."""
+    is_asked_elsewhere = args.prompts is not None and _may_be_model(word)
+    return is_asked_elsewhere or _is_certain(word)
+
+
+def is_model(word: str) -> bool:
+    """Whether a word after a prompt is meant as a model: by its kind, or as an explicit path."""
+    is_path = word.startswith(("./", "../", "/", "~/")) and not re.search(r"\s", word)
+    return is_path or _is_certain(word)
+
+
+def _is_certain(word: str) -> bool:
+    """Whether a word can hardly be anything but a model: a folder with one, a hub name, a GGUF
+    file."""
     is_here = os.path.exists(os.path.join(word, "config.json"))
     is_hub_name = re.fullmatch(r"[\w.-]+/[\w.-]*[\d-][\w.-]*", word) is not None
-    is_asked_elsewhere = args.prompts is not None and _may_be_model(word)
-    return is_asked_elsewhere or is_here or is_hub_name or _is_known(word)
+    return is_here or is_hub_name or _is_known(word)
 
 
 def _may_be_model(word: str) -> bool:
