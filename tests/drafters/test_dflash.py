@@ -124,6 +124,7 @@ def test_the_library_that_writes_them_computes_the_same(anchor, vocab, tmp_path)
         ({"dflash_config": {"gates": 3}}, "gates is 3, a setting that is not known"),
         ({"final_logit_softcapping": 30.0}, "logits are capped"),
         ({"output_multiplier": 2.0}, "logits are scaled"),
+        ({"use_gemma_norm": True}, "norms add one to their weights"),
         ({"layer_types": ["full_attention", "sliding_attention"]}, "other kinds"),
         ({"hidden_act": "gelu"}, "activation is gelu"),
     ],

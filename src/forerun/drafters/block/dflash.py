@@ -51,6 +51,8 @@ FALSE_ONLY = {
     "causal": "an entry of its block does not see later ones",
     "attention_sink_bias": "its attention has sinks",
     "final_logit_softcapping": "its logits are capped",
+    "use_gemma_norm": "its norms add one to their weights",
+    "attention_value_scale": "its values are scaled",
 }
 """Settings that must be off, because a draft model with them computes something else; each with
 what it means."""
