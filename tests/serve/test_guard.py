@@ -84,13 +84,19 @@ def test_a_request_that_fails_is_not_refused_too() -> None:
     assert told == ["failed generation_failed"]
 
 
-def test_a_folder_is_named_by_its_last_part(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_folder_or_a_file_is_named_by_its_last_part(
+    tmp_path: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     folder = tmp_path / "secret" / "tuned"
     folder.mkdir(parents=True)
     monkeypatch.chdir(folder)
     assert public_name(str(folder), str(folder)) == "tuned"
     assert public_name(str(folder), f"{folder}-int8") == "tuned-int8"
     assert public_name(".", ".") == "tuned"
+    (folder / "0a1b2c").touch()
+    (file := folder / "tuned-q4.gguf").symlink_to(folder / "0a1b2c")
+    assert public_name(str(file), str(file)) == "tuned-q4.gguf"
+    assert public_name("tuned-q4.gguf", "tuned-q4.gguf") == "tuned-q4.gguf"
     assert public_name("Qwen/Qwen3-8B", "Qwen/Qwen3-8B") == "Qwen/Qwen3-8B"
     assert public_name(None, "bundled") == "bundled"
 

@@ -171,12 +171,15 @@ def end_at_once(reason: str) -> None:
 
 
 def public_name(model: str | None, name: str) -> str:
-    """A model's id for clients. For a folder this is only its last part, so that paths stay
-    private.
+    """A model's id for clients. For a folder or a file this is only its last part, so that paths
+    stay private.
 
     model: as named on the command line.
     name: the loaded model's own.
     """
-    if model is None or not Path(model).is_dir():
+    if model is None or not Path(model).exists():
         return name
-    return Path(model).resolve().name + (name.removeprefix(model) if model in name else "")
+    path = Path(model)
+    if path.is_dir():  # a file may be a link to a digest
+        path = path.resolve()
+    return path.name + (name.removeprefix(model) if model in name else "")

@@ -113,8 +113,8 @@ def serve(parser: argparse.ArgumentParser) -> None:
     models.add_argument(
         "--name",
         action="append",
-        help="the model's id for clients (default: MODEL, of a folder its last part); repeatable: "
-        "the others are other names for it",
+        help="the model's id for clients (default: MODEL, of a folder or file its last part); "
+        "repeatable: the others are other names for it",
     )
     models.add_argument(
         "--needs-gib",
