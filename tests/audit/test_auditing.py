@@ -110,7 +110,13 @@ WHERE = {
 """The condition under which a usual fault shows, and tokens that were enough at these seeds."""
 
 
-@pytest.mark.parametrize("name", WHERE)
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=pytest.mark.slow if name == "temperature untold" else ())
+        for name in WHERE  # another option is left out too
+    ],
+)
 def test_a_usual_fault_is_found_under_its_condition(name: str) -> None:
     where, budget = WHERE[name]
     found = law_of(exhibit(name).server(4), budget, where, seed=4)
