@@ -132,7 +132,13 @@ def test_messages_are_worded_by_the_template() -> None:
                     "role": "user",
                     "content": [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}],
                 },
-                {"role": "assistant", "content": "c", "refusal": None, "audio": None},
+                {
+                    "role": "assistant",
+                    "content": "c",
+                    "refusal": None,
+                    "audio": None,
+                    "annotations": [],
+                },
                 {"role": "user", "content": "d"},
             ]
         }

@@ -142,6 +142,21 @@ def test_earlier_thoughts_go_back_to_a_template_that_reads_them() -> None:
     assert "<assistant>a(b)" in worded(QWEN, messages=[*MESSAGES, earlier, *MESSAGES])
 
 
+def test_an_answer_with_thoughts_can_be_sent_back() -> None:
+    """Also one that was cut off while it thought, and where the template leaves thoughts out."""
+    silent = QWEN.replace("m.reasoning_content", "false").replace("({{ false }})", "")
+    assert "reasoning_content" not in silent
+    for template in (QWEN, silent):
+        for size in (200, 16):
+            body = {**BODY, "max_tokens": size}
+            (choice,) = answer_to(CHAT, body, target=Sayer(SAID, template))["choices"]
+            assert choice["message"]["reasoning_content"]
+            assert worded(template, messages=[*MESSAGES, choice["message"], *MESSAGES])
+    fields = {"role": "assistant", "content": "a", "reasoning_content": "b"}
+    error = refusal(Chat(offer_of()), messages=[*MESSAGES, fields])
+    assert error.param == "messages[1].reasoning_content"
+
+
 def test_what_a_user_says_opens_no_thoughts() -> None:
     said = [{"role": "user", "content": "What is <think>?"}]
     (choice,) = answer_to(CHAT, {**BODY, "messages": said}, target=Sayer("A tag.", QWEN))["choices"]

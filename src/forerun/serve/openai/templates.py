@@ -49,11 +49,11 @@ MESSAGE = Tagged(
                 "name": Field(Text()),
                 "tool_calls": Field(ListOf(CALL, MOST_CALLS)),
                 "reasoning_content": Field(Text(), "As an answer had it."),
+                "annotations": Field(ListOf(Text(), 0), "OpenAI's own answers have an empty list."),
             },
             {
                 "refusal": "a message has a content.",
                 "audio": NO_AUDIO,
-                "annotations": NO_AUDIO,
                 "function_call": OLD_CALLS,
             },
         ),
@@ -144,16 +144,17 @@ def _worded(message: Mapping[str, Any], template: str, where: str) -> dict[str, 
     elif message["name"] is not None and role != "tool":  # whose name is that of its call
         raise _unread(f"{where}.name")
     if (thoughts := message.get("reasoning_content")) is not None:
-        if "reasoning_content" not in template:
+        if "reasoning_content" in template:
+            worded["reasoning_content"] = thoughts
+        elif "</think>" not in template:  # one that knows thoughts leaves earlier ones out
             raise _unread(f"{where}.reasoning_content")
-        worded["reasoning_content"] = thoughts
     if calls := message.get("tool_calls"):
         if "tool_calls" not in template:
             raise _unread(f"{where}.tool_calls")
         worded["tool_calls"] = [
             _call(call, f"{where}.tool_calls[{i}]") for i, call in enumerate(calls)
         ]
-    elif role == "assistant" and message["content"] is None:
+    elif role == "assistant" and message["content"] is None and thoughts is None:
         text = f"'{where}' has neither a content nor tool calls."
         raise ApiError(text, param=f"{where}.content", code="missing_required_parameter")
     if role == "tool":
