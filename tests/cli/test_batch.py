@@ -79,6 +79,7 @@ def test_a_dry_run_finds_what_needs_no_model(tmp_path: Path, capsys: Capture) ->
     told = capsys.readouterr()
     assert "5 lines, 3 bad" in told.out
     assert "Line 2: The model 'gpt-4' does not exist here. Use 'mine'." in told.err
+    assert "note: with --name gpt-4, and a new --out, lines may call it so" in told.err
     assert "Line 3: 'temprature' is not known here" in told.err
     assert "Line 5: 'stream' cannot be honoured in a batch" in told.err
     assert main([*words, "--limit", "1"]) == 0

@@ -42,6 +42,12 @@ def _settings(monkeypatch: pytest.MonkeyPatch) -> None:
         (["--drafter", "sufix"], "no drafter of that name, and no model. Received 'sufix'. Use"),
         (["--drafter", "sufix"], "Did you mean suffix?"),
         (["--drafter", "heads:nofolder"], "no such folder"),
+        (
+            ["--drafter", "suffix+eagle:./head"],
+            "Received 'eagle:./head'. Before the colon use ngram",
+        ),
+        (["--drafter", "eagle:./head"], "Did you mean eagle3?"),
+        (["--drafter", "modell:./head"], "Did you mean model?"),
         (["--drafter", "ngram:3"], "ngram takes nothing after a colon"),
         (["--tree", "x"], "--tree is no tree. Received 'x'. Write a number of nodes, 16, or"),
         (["--tree", "2,"], "--tree is no tree"),

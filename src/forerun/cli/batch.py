@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import argparse
 import os
+import re
 import sys
 import time
 from functools import partial
 from pathlib import Path
+from shlex import quote
 from typing import Any
 
 from forerun.base.errors import InputError, explain
@@ -18,6 +20,7 @@ from forerun.loading.bundled import NAME
 from forerun.sampling.options import Sampling
 
 MOST_TOLD = 20  # failures that are printed one by one
+OTHER_NAME = re.compile(r"The model '(.+?)' does not exist here")
 
 
 def run(args: argparse.Namespace) -> int:
@@ -64,24 +67,31 @@ def run(args: argparse.Namespace) -> int:
 
 
 class _Teller:
-    """Prints the failures of the first few lines, and in the end how many more there were."""
+    """Prints the failures of the first few lines, and in the end how many more there were and what
+    lets the model have the name that lines ask for."""
 
     def __init__(self) -> None:
         self._count = 0
+        self._name = ""  # of a model that lines ask for and that is not here
 
     def __call__(self, number: int, reason: str) -> None:
         """Print the failure of a line, unless `MOST_TOLD` have been printed already."""
         from tqdm import tqdm
 
         self._count += 1
+        if found := OTHER_NAME.search(reason):
+            self._name = found[1]
         if self._count <= MOST_TOLD:
             told = reason if reason.startswith("Line ") else f"Line {number}: {reason}"
             tqdm.write(f"failed: {told}", file=sys.stderr)  # above the bar, not within its line
 
     def end(self) -> None:
-        """Print the number of failures that were not printed."""
+        """Print the number of failures that were not printed, and the option for another name."""
         if self._count > MOST_TOLD:
             print(f"failed: {self._count - MOST_TOLD} more; see the output", file=sys.stderr)
+        if self._name:
+            option = f"--name {quote(self._name)}"
+            print(f"note: with {option}, and a new --out, lines may call it so", file=sys.stderr)
 
 
 def _settings(args: argparse.Namespace) -> Any:

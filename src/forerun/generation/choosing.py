@@ -8,7 +8,7 @@ from threading import RLock
 from typing import Any
 from weakref import WeakKeyDictionary
 
-from forerun.base.errors import InputError, explain
+from forerun.base.errors import InputError, explain, meant
 from forerun.drafters.base import Drafter
 from forerun.drafters.block import Block
 from forerun.drafters.folders import kind_of
@@ -28,9 +28,6 @@ from forerun.trees.tree import Tree
 
 Drafters = Drafter | str | Sequence[Drafter | str] | Mapping[str, Drafter | str | None]
 """One drafter or several, as objects or by names of the command line."""
-
-OF_MODEL = "model:"
-"""Stands before the name of a model that drafts, like the names of other kinds before a folder."""
 
 _kept: WeakKeyDictionary[Any, dict[str, Drafter | None]] = WeakKeyDictionary()
 _lock = RLock()
@@ -75,13 +72,20 @@ def make_drafter(spec: str, load: Callable[[str], Any] = as_model) -> Drafter | 
         cure = f"Name a drafter on both sides of each plus: {', '.join(names())}, or a model."
         wrong = f"There is nothing to mix where {min(idle) or 'no name'} stands."
         raise InputError(explain(wrong, repr(spec), cure))
-    made = [
-        Model(load(part.removeprefix(OF_MODEL)))
-        if part.startswith(OF_MODEL)
-        else make_one(part, load)
-        for part in parts
-    ]
+    made = [_made(part, load) for part in parts]
     return made[0] if len(made) == 1 else Mixed(*made)
+
+
+def _made(part: str, load: Callable[[str], Any]) -> Drafter:
+    """One drafter from its name; a slip in the kind before a colon is told without loading
+    anything."""
+    kind, colon, name = part.partition(":")
+    if colon and kind == "model":
+        return Model(load(name))
+    if colon and kind not in names() and (question := meant(kind, [*names(), "model"])):
+        cure = f"Before the colon use {', '.join(names())} or model.{question}"
+        raise InputError(explain("There is no drafter of that kind.", repr(part), cure))
+    return make_one(part, load)
 
 
 def drafters_for(target: LanguageModel, drafters: Drafters) -> dict[str, Drafter]:
