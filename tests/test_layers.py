@@ -34,14 +34,17 @@ def room_of(file: str) -> str:
     return next((path for path in paths if path in floors()), "")
 
 
+@cache
+def parsed(file: Path) -> ast.Module:
+    return ast.parse(file.read_text(encoding="utf-8"))
+
+
+@cache
 def imports_of(folder: Path) -> Imports:
     """The imports between the files of a package, those inside functions too; those that only type
     checkers follow are left out."""
     names = {str(file.relative_to(folder)): file for file in folder.rglob("*.py")}
-    return {
-        name: set(_resolved(_imported(ast.parse(file.read_text(encoding="utf-8"))), names))
-        for name, file in names.items()
-    }
+    return {name: set(_resolved(_imported(parsed(file)), names)) for name, file in names.items()}
 
 
 def _imported(node: ast.AST) -> Iterator[str]:
@@ -126,8 +129,7 @@ def test_no_files_import_one_another() -> None:
 def test_no_check_by_the_name_of_a_class_or_module_of_ours() -> None:
     ours = {"forerun"}
     for file in PACKAGE.rglob("*.py"):
-        tree = ast.parse(file.read_text(encoding="utf-8"))
-        ours |= {node.name for node in ast.walk(tree) if isinstance(node, ast.ClassDef)}
+        ours |= {node.name for node in ast.walk(parsed(file)) if isinstance(node, ast.ClassDef)}
     checked = {
         f"{file.name}: {name}"
         for file in PACKAGE.rglob("*.py")
