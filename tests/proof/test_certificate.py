@@ -87,3 +87,11 @@ def test_json_for_machines() -> None:
     assert data["power"] == 0.999
     assert [case["passed"] for case in data["cases"]] == [True, True]
     assert data["cases"][1]["samples"] == 1000
+
+
+def test_a_failure_comes_with_an_example() -> None:
+    wrong = replace(WRONG, example="the text [1] comes with probability 0.5")
+    text = str(Certificate("mine", (FINE, BROKEN, wrong)))
+    assert "For example, in the case 'hard' the text [1] comes with probability 0.5." in text
+    assert "For example" not in str(Certificate("mine", (replace(wrong, bias=1e-10),)))
+    assert "For example" not in str(Certificate("mine", (replace(wrong, limit=1.0),)))

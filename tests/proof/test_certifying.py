@@ -322,6 +322,16 @@ def test_too_few_tokens_are_a_bias(few: list[Case]) -> None:
     assert not fr.certify(truncated, cases=few).lossless
 
 
+def test_a_wrong_probability_is_shown(few: list[Case]) -> None:
+    def first(tokens: Any, draft: Any, target: Any, rng: Any) -> list[int]:
+        return [int(rng.random() < 0)]  # token 0 for certain
+
+    case = few[0]
+    chance = float(np.prod([case.target((0,) * n)[0] for n in range(case.length)]))
+    words = f"the text {[0] * case.length} comes with probability 1, and the target gives it"
+    assert f"in the case {case.name!r} {words} {chance:.4g}." in str(fr.certify(first, cases=few))
+
+
 @pytest.mark.parametrize("method", ["auto", "exact", "sampled"])
 def test_errors_of_the_function_are_told_with_the_case(
     few: list[Case], method: str, capsys: pytest.CaptureFixture[str]

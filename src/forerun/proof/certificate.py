@@ -27,6 +27,7 @@ class Finding:
     power: float  # ... with at least this probability
     samples: int = 0
     note: str = ""
+    example: str = ""  # the text whose probability is furthest off, where it is known
 
     @property
     def passed(self) -> bool:
@@ -138,6 +139,14 @@ class Certificate:
         scope = f": {self.scope}" if self.scope else ""
         return f"{self.subject}: {self.verdict} ({self.method}, {len(self.findings)} cases{scope})"
 
+    def _example(self) -> list[str]:
+        """A line with a wrong probability in the first case that failed; nothing if that bias is
+        a constant's, or if no probability is known."""
+        for finding in self.findings:
+            if finding.example and not finding.passed and finding.bias >= CONSTANT_BIAS:
+                return [f"  For example, in the case {finding.case!r} {finding.example}."]
+        return []
+
     def __str__(self) -> str:
         """The certificate as a table for a terminal."""
         lines = [
@@ -156,6 +165,7 @@ class Certificate:
         lines.append(
             f"  Any bias of {self.detectable:.1e} or more{within} would have been caught{chance}."
         )
+        lines += self._example()
         if self.scope:
             lines.append(f"  Beyond them ({self.scope}) nothing was tried.")
         if self.called:

@@ -58,7 +58,10 @@ class Following:
         try:
             with self.elsewhere.watched():
                 law = joint(self._step(case), case.vocab_size, case.length, case.draft_length)
-            return Finding(case.name, "exact", bias(law, case), EXACT_LIMIT, EXACT_LIMIT, 1.0)
+            found = bias(law, case)
+            example = furthest_off(law, case) if found > EXACT_LIMIT else ""
+            sure = (EXACT_LIMIT, EXACT_LIMIT, 1.0)
+            return Finding(case.name, "exact", found, *sure, example=example)
         except InvalidEmission as fault:
             return Finding(case.name, "exact", 1.0, 0.0, EXACT_LIMIT, 1.0, note=str(fault))
 
@@ -154,3 +157,14 @@ def bias(emitted: HostArray, case: Case) -> float:
     full."""
     target = target_law(case.target, case.length)
     return float(np.abs(emitted - target).sum() / 2 + abs(emitted.sum() - 1) / 2)
+
+
+def furthest_off(emitted: HostArray, case: Case) -> str:
+    """The text whose probability is furthest from the target's, with both, in words."""
+    target = target_law(case.target, case.length)
+    place = np.unravel_index(int(np.abs(emitted - target).argmax()), target.shape)
+    text = [int(token) for token in place]
+    return (
+        f"the text {text} comes with probability {emitted[place]:.4g}, and the target gives it "
+        f"{target[place]:.4g}"
+    )
