@@ -74,9 +74,9 @@ ON_TABLES: dict[str, Callable[[], Any]] = {
 }
 
 VARIANTS = {"ngram from 1", "model, warm", "model, independent", "model, without replacement"}
-VARIANTS |= {"forced"}
-"""Another number, or another way to draw siblings, in what runs by default; and a grammar's drafter
-without a grammar, which passes everything on."""
+VARIANTS |= {"forced", "suffix, bold", "random"}
+"""Another number, or another way to draw siblings, in what runs by default; a grammar's drafter
+without a grammar, which passes everything on; and a drafter of the tests."""
 
 ON_TRANSFORMERS: dict[str, Callable[[], Any]] = {
     "model": lambda: Model(noisy_copy(llama(), 0.1)),

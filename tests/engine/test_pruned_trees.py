@@ -78,7 +78,13 @@ class Reporting(PassingOn):
 
 
 @pytest.mark.usefixtures("at_random")
-@pytest.mark.parametrize("name", DRAFTERS)
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=() if name in ("a noisy copy", "early exit") else pytest.mark.slow)
+        for name in DRAFTERS  # the others are a `Model` too
+    ],
+)
 @pytest.mark.parametrize("temperature", [pytest.param(0.0, marks=pytest.mark.slow), 0.9])
 def test_drafters_follow_pruned_trees(name: str, temperature: float) -> None:
     """Their caches keep the branch that was accepted: no failure, and the same text."""

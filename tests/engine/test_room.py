@@ -158,7 +158,13 @@ def finish(engine: Engine) -> None:
         engine.step()
 
 
-@pytest.mark.parametrize("name", [*DRAFTERS])
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=pytest.mark.slow if name == "suffix" else ())
+        for name in DRAFTERS  # it has no pages of its own
+    ],
+)
 def test_texts_are_those_alone_where_pages_run_out(name: str) -> None:
     """Some prompts begin alike.  The oldest is never sent back; in the end all pages are free or
     those of texts that rest."""

@@ -263,7 +263,7 @@ def mixed() -> list[list[int]]:
 @pytest.mark.parametrize(
     "drafter",
     [
-        None,
+        pytest.param(None, marks=pytest.mark.slow),  # as in the next test
         Model(DRAFT),
         NGram(min_n=1),
         pytest.param(Model(GpuModel(MODEL)), marks=pytest.mark.slow),

@@ -61,7 +61,7 @@ def test_the_tokens_kept_are_those_of_sampling() -> None:
             assert 1 < kept.sum() < 200
 
 
-@pytest.mark.parametrize("most", [1024, 64])
+@pytest.mark.parametrize("most", [pytest.param(1024, marks=pytest.mark.slow), 64])
 def test_a_row_of_several_pieces_and_beside_others(
     most: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -74,7 +74,7 @@ def alone() -> dict[int, Text]:
     return {seed: plain(seed) for seed in SEEDS}
 
 
-@pytest.mark.parametrize("draft_length", [1, 3, 7])
+@pytest.mark.parametrize("draft_length", [1, pytest.param(3, marks=pytest.mark.slow), 7])
 @pytest.mark.parametrize("drafter", [shared, independent, repeating])
 def test_the_text_does_not_depend_on_the_drafter(
     alone: dict[int, Text], drafter: Drafter, draft_length: int

@@ -47,8 +47,15 @@ def without_window(query, key, value, positions, scaling):
     return (scores.softmax(-1) @ value[:, :1]).transpose(1, 2)
 
 
-@pytest.mark.parametrize("has_kernel", [False, True])
-@pytest.mark.parametrize("kind", ["gemma3_text", "mistral"])
+@pytest.mark.parametrize(
+    ("kind", "has_kernel"),
+    [
+        ("gemma3_text", True),
+        ("mistral", False),
+        pytest.param("gemma3_text", False, marks=pytest.mark.slow),
+        pytest.param("mistral", True, marks=pytest.mark.slow),
+    ],
+)
 def test_greedy_answers_keep_to_a_sliding_window(kind, has_kernel, monkeypatch):
     """Texts that end inside the window of 8, reach its end while they are answered, or begin
     beyond it; a longer one is in the same pass.  The kernel knows no window."""
