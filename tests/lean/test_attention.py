@@ -39,7 +39,7 @@ def multiply_one_by_one(x: Any, w: Any, panels: int, rows: int, y: Any, count: i
     for i in range(count):
         for panel in range(panels):
             multiply_float32_onto(
-                x, i * x.shape[1], 0, w, panel * w.shape[1] * LANES, 4 * LANES, 1, rows,
+                x, i * x.shape[1], 0, w, panel * w.shape[1] * LANES, rows,
                 y, i * y.shape[1] + panel * LANES, 0, 1,
             )  # fmt: skip
 

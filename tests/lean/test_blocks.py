@@ -16,7 +16,8 @@ from forerun.base.errors import InputError
 from forerun.gguf.file import SERVED
 from forerun.lean import blocks
 from forerun.lean.blocks import TYPES, Raw, are_finite, pack_rows, panel_bytes, widened
-from forerun.lean.formats import BLOCKS, SIGNED, Format
+from forerun.lean.dots import LIMBS_8
+from forerun.lean.formats import BLOCKS, INPUTS_PER_ROW, ZERO_6K, Format
 from forerun.lean.joining import Part, join
 from forerun.lean.shape import LANES
 from forerun.lean.storage import LAYOUT_4, LAYOUT_8
@@ -36,26 +37,43 @@ def tensor(kind: str, num_outputs: int = OUTPUTS) -> tuple[Any, Any]:
 def unpacked(panels: Any, format: Format) -> Any:
     """The matrix that panels hold, read as `formats` and `limb_tile` describe them."""
     about = BLOCKS[format]
-    lanes, side, apart, is_offset = LAYOUT_4 if about.bits == 4 else LAYOUT_8
-    strips = panels.reshape(-1, DEPTH // about.inputs, about.num_bytes * lanes)
-    kind, size = np.float16 if about.header_bytes == 2 else np.float32, about.header_bytes * lanes
-    numbers = [strips[:, :, i * size : (i + 1) * size] for i in range(about.header)]
-    d, *m = (np.ascontiguousarray(x).view(kind).astype(np.float32) for x in numbers)
-    rows = strips[:, :, about.header * size :].reshape(*strips.shape[:2], -1, lanes, side)
-    q = rows.transpose(0, 3, 1, 2, 4).reshape(len(strips), lanes, strips.shape[1], -1)
-    if about.bits == 4:
-        halves = (q & 15, q >> 4)
-        q = (
-            np.stack(halves, -1).reshape(*q.shape[:3], -1)
-            if apart == 1
-            else np.concatenate(halves, -1)
+    lanes, side, *_, is_offset = LAYOUT_4 if about.bits == 4 else LAYOUT_8
+    units = panels.reshape(-1, DEPTH // about.unit, about.num_bytes * lanes)
+
+    def part(begin: int, count: int, kind: Any) -> Any:
+        """(strips, units, count, lanes) numbers from a byte of each output on."""
+        size = np.dtype(kind).itemsize * count * lanes
+        own = np.ascontiguousarray(units[:, :, begin * lanes : begin * lanes + size])
+        return own.view(kind).reshape(*units.shape[:2], count, lanes).astype(np.float32)
+
+    numbers = part(0, about.numbers, np.float16)
+    if about.blocks > 1:
+        scales = part(about.scales_at, about.blocks * about.numbers, np.int8)
+        scales = scales.reshape(*units.shape[:2], about.blocks, about.numbers, lanes)
+        if format is Format.BLOCK6K:
+            bits = part(2, 1, np.uint16).astype(np.int64)[:, :, :, None]
+            scales *= np.where(bits >> np.arange(about.blocks)[:, None, None] & 1, 32, 1)
+        numbers = numbers[:, :, None] * scales
+    numbers = numbers.reshape(*units.shape[:2], about.blocks, about.numbers, lanes)
+    chunk = about.inputs if side == 4 else INPUTS_PER_ROW[format]
+    rows = units[:, :, about.header * lanes :]
+    rows = rows.reshape(*units.shape[:2], about.blocks, about.inputs // chunk, -1, lanes, side)
+    if about.bits < 8:
+        low, above = (
+            (rows, None) if about.bits == 4 else (rows[..., :-1, :, :], rows[..., -1:, :, :])
         )
-    elif format in SIGNED:
-        q = (q ^ np.uint8(128 if is_offset else 0)).view(np.int8)
-    weights = q.astype(np.float32) * d.transpose(0, 2, 1)[..., None]
-    for offset in m:
-        weights += offset.transpose(0, 2, 1)[..., None]
-    return weights.reshape(-1, DEPTH)
+        q = np.concatenate([low & 15, low >> 4], 4)
+        if above is not None:
+            moves = (about.bits - 4) * np.arange(chunk // side, dtype=np.uint8)[:, None, None]
+            q |= (above >> moves & (1 << about.bits - 4) - 1) << 4
+        rows = q
+    elif format is Format.BLOCK8:
+        rows = (rows ^ np.uint8(128 if is_offset else 0)).view(np.int8)
+    q = rows.astype(np.float32) - (ZERO_6K if format is Format.BLOCK6K else 0)
+    weights = q * numbers[:, :, :, 0, None, None, :, None]
+    if about.numbers == 2:
+        weights += numbers[:, :, :, 1, None, None, :, None]
+    return weights.transpose(0, 5, 1, 2, 3, 4, 6).reshape(-1, DEPTH)
 
 
 def panels_of(data: Any, kind: str) -> Any:
@@ -105,10 +123,9 @@ def test_sixteen_of_the_least_number_become_minus_ones() -> None:
     values = np.asarray(dequantize(data, GGMLQuantizationType.Q6_K))
     panels = panels_of(data, "Q6_K")
     np.testing.assert_array_equal(unpacked(panels, Format.BLOCK6K)[:OUTPUTS], values)
-    header = (
-        np.float32(32) * np.float32(data[0, 192].view(np.int8)) * data[0, 208:210].view(np.float16)
-    )
-    assert panels[:4].view(np.float32)[0] == header[0]
+    lanes = LAYOUT_8.lanes
+    bits = panels[2 * lanes : 2 * lanes + 2].view(np.uint16)[0]
+    assert bits == (0xFFFF if LIMBS_8 else 0)
 
 
 @pytest.mark.parametrize("kind", [*IN_BLOCKS, "F16", "BF16"])

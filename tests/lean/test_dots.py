@@ -14,7 +14,7 @@ import pytest
 
 pytest.importorskip("numba")
 
-from few_bits import DIGITS
+from few_bits import DIGITS, Numbers, panels_of, some_numbers
 from llvmlite import binding, ir
 from numba import config
 
@@ -29,6 +29,7 @@ from forerun.lean.storage import layout_for
 
 TOKENS = 5  # makes groups of one, two and three
 BLOCK_FORMATS = tuple(BLOCKS)
+STORED = (Format.BLOCK8, Format.BLOCK4)  # in which float32 weights are kept, too
 PLAYED = [
     pytest.param(kind, marks=() if kind in (Format.BLOCK8, Format.BLOCK4) else pytest.mark.slow)
     for kind in BLOCK_FORMATS  # the others differ from these in headers and in sums
@@ -39,7 +40,8 @@ Product = Callable[[Any, Any, int], Any]
 
 @cache
 def product_by(format: Format, dots: Dots, num_limbs: int = 3) -> Product:
-    """A function that multiplies matrices (LANES, inputs) with the first tokens of x."""
+    """A function that multiplies a matrix (LANES, inputs), or its numbers, with the first tokens of
+    x."""
     cut = Cut(dots, num_limbs)
     multiply, cut_block, size = multiply_limbs_by(format, cut), cut_block_by(cut), cut.num_bytes
 
@@ -53,10 +55,14 @@ def product_by(format: Format, dots: Dots, num_limbs: int = 3) -> Product:
         multiply(limbs, 0, limbs.shape[1], panels, 0, blocks, y, 0, LANES, count)
 
     def product(matrix: Any, x: Any, count: int) -> Any:
-        shrink = getattr(storage, format.name.lower())
-        stored, y = shrink(matrix, layout_for(dots)), np.full((len(x), LANES), 7, np.float32)
-        assert stored is not None
-        run(stored.panels.reshape(-1), x, count, y)
+        if isinstance(matrix, Numbers):
+            panels = panels_of(matrix, layout_for(dots))
+        else:
+            stored = getattr(storage, format.name.lower())(matrix, layout_for(dots))
+            assert stored is not None
+            panels = stored.panels
+        y = np.full((len(x), LANES), 7, np.float32)
+        run(panels.reshape(-1), x, count, y)
         return y
 
     return product
@@ -74,24 +80,50 @@ PAIRS = plain(VNNI_256)._replace(name="plain_pairs", strips=2, abreast=2)
 def kinds_for(format: Format) -> list[Dots]:
     """This processor's, and those of others in plain instructions; one takes strips in pairs."""
     kinds = [DOTS] if HAS_DOT_PRODUCTS else []
-    if format in (Format.BLOCK4K, Format.BLOCK5K):  # which differ from others in their headers only
+    if format in (Format.BLOCK4K, Format.BLOCK5K, Format.BLOCK5):  # of which only headers differ
         kinds += map(plain, (SDOT, VNNI_256, MADD_256))
     else:
         kinds += [*map(plain, (SDOT, VNNI_512, VNNI_256, MADD_256)), PAIRS]
     return [small(dots) for dots in kinds if not (dots.is_narrow and format < Format.BLOCK4)]
 
 
-def example(format: Format, num_blocks: int) -> Any:
-    """A matrix (LANES, inputs) whose blocks reach both ends of a format."""
+def example(format: Format, num_units: int) -> Any:
+    """A matrix (LANES, inputs) whose blocks reach both ends of a format, or its numbers."""
+    if format not in STORED:
+        return some_numbers(format, LANES, num_units)
     generator = np.random.default_rng(8)
     low, high = DIGITS[format]
-    size, header, *_ = BLOCKS[format]
-    blocks = (LANES, num_blocks * BLOCK // size)
+    size, count, *_ = BLOCKS[format]
+    blocks = (LANES, num_units)
     q = generator.integers(low, high + 1, (*blocks, size)).astype(np.float32)
     q[..., 2], q[..., 14] = low, high
     d = (1 + generator.integers(0, 9, (*blocks, 1))).astype(np.float32) / 64
-    m = generator.integers(-9, 9, (*blocks, 1)) if header == 2 else 0
+    m = generator.integers(-9, 9, (*blocks, 1)) if count == 2 else 0
     return (d * q + m).astype(np.float32).reshape(LANES, -1)
+
+
+def matrix_of(example: Any) -> Any:
+    return example.matrix() if isinstance(example, Numbers) else example
+
+
+def defined(numbers: Numbers, x: Any) -> Any:
+    """The product as `limb_tile` defines it, rounding by rounding."""
+    inputs, (d, m) = BLOCKS[numbers.format].inputs, numbers.blocks()
+    d, m, q = (each.reshape(LANES, -1, each.shape[3]) for each in (d, m, numbers.q))
+    total = np.zeros((len(x), LANES), np.float32)
+    for block in range(q.shape[1]):
+        begin = block * inputs // BLOCK * BLOCK
+        cut = x[:, begin : begin + BLOCK].astype(np.float64)
+        _, exponent = np.frexp(np.abs(cut).max(1, keepdims=True))
+        scale = 2.0 ** (exponent - 22.0)
+        whole = np.rint(cut / scale)
+        own = whole[:, block * inputs - begin :][:, :inputs]
+        product = (own @ q[:, block].T.astype(np.float64)).astype(np.float32) * d[:, block].T
+        if numbers.m is not None:
+            sums = whole.sum(1, keepdims=True).astype(np.float32).astype(np.longdouble)
+            product = (sums * m[:, block].T + product).astype(np.float32)
+        total = (product * scale + total).astype(np.float32)
+    return total
 
 
 @pytest.mark.parametrize(
@@ -118,14 +150,18 @@ def test_the_largest_tiles_give_each_token_its_own_bits(dots: Dots, format: Form
 @pytest.mark.parametrize("format", PLAYED)
 def test_all_processors_give_the_same_bits(format: Format) -> None:
     matrix = example(format, 3)
-    x = np.random.default_rng(9).normal(size=(TOKENS, 3 * BLOCK)).astype(np.float32)
+    weights = matrix_of(matrix)
+    x = np.random.default_rng(9).normal(size=(TOKENS, weights.shape[1])).astype(np.float32)
     x *= np.float32(10) ** np.arange(-2, TOKENS - 2, dtype=np.float32)[:, None]
     x[:, 5] = -x[:, 6] * 40
-    exact = x.astype(np.float64) @ matrix.T.astype(np.float64)
-    largest = np.abs(x).reshape(TOKENS, 3, BLOCK).max(2).repeat(BLOCK, 1)
-    cut, rounded = 2.0**-22 * largest, 2.0**-21 * np.abs(x)  # half a last bit; some roundings
     expected = product_by(format, REFERENCE)(matrix, x, TOKENS)
-    assert (np.abs(expected - exact) < (cut + rounded) @ np.abs(matrix).T).all()
+    if format in STORED:
+        exact = x.astype(np.float64) @ weights.T.astype(np.float64)
+        largest = np.abs(x).reshape(TOKENS, 3, BLOCK).max(2).repeat(BLOCK, 1)
+        cut, rounded = 2.0**-22 * largest, 2.0**-21 * np.abs(x)  # half a last bit; some roundings
+        assert (np.abs(expected - exact) < (cut + rounded) @ np.abs(weights).T).all()
+    else:
+        np.testing.assert_array_equal(expected, defined(matrix, x))
     for dots in kinds_for(format):
         for count in range(1, TOKENS + 1):
             y = product_by(format, dots)(matrix, x, count)
@@ -151,27 +187,34 @@ def test_one_limb_is_coarse_and_the_same_everywhere(format: Format) -> None:
             assert (y[count:] == 7).all(), dots.name
 
 
-@pytest.mark.parametrize("number", [0x3E7F80, -0x3F8080, 0x3F7F7F, -0x400000])
+@pytest.mark.parametrize("number", [0x3E7F80, -0x3F8080, 0x3F7F7F, -0x400000, 0.25 - 0x400000])
 @pytest.mark.parametrize("format", PLAYED)
-def test_no_limbs_overflow_a_sum(format: Format, number: int) -> None:
+def test_no_limbs_overflow_a_sum(format: Format, number: float) -> None:
     """Activations whose two lower limbs are all -128 or all 127, and the largest of all."""
-    x = np.full((1, BLOCK), number / 2**22, np.float32)
+    unit = BLOCKS[format].unit
+    x = np.full((1, unit), number / 2**22, np.float32)
     for sign in (1, -1):
-        q = np.full((LANES, BLOCK), max(map(abs, DIGITS[format])), np.float32)
-        q[:, 0], q[:, 1] = 0, q[:, 1] - 1  # or it would fit fewer bits
-        matrix = sign * q / 8
-        exact = x.astype(np.float64) @ matrix.T.astype(np.float64)
+        if format in STORED:
+            q = np.full((LANES, unit), max(map(abs, DIGITS[format])), np.float32)
+            q[:, 0], q[:, 1] = 0, q[:, 1] - 1  # or it would fit fewer bits
+            matrix = sign * q / 8
+            exact = x.astype(np.float64) @ matrix.T.astype(np.float64)
+        else:
+            matrix, x = some_numbers(format, LANES, 1), -x
+            matrix.q[:] = max(DIGITS[format], key=abs)
+            exact = defined(matrix, x)
         for dots in kinds_for(format):
             y = product_by(format, dots)(matrix, x, 1)
-            assert np.allclose(y[:1], exact, rtol=1e-7), dots.name
+            assert np.allclose(y[:1], exact, rtol=1e-7, atol=0), dots.name
 
 
 @pytest.mark.parametrize("format", PLAYED)
 def test_what_is_not_finite_stays_so(format: Format) -> None:
-    x = np.ones((3, 2 * BLOCK), np.float32)
+    matrix = example(format, 2)
+    x = np.ones((3, matrix_of(matrix).shape[1]), np.float32)
     x[0, 3], x[1, 40] = np.nan, -np.inf
     for dots in kinds_for(format):
-        y = product_by(format, dots)(example(format, 2), x, 3)
+        y = product_by(format, dots)(matrix, x, 3)
         assert not np.isfinite(y[:2]).any(), dots.name
         assert np.isfinite(y[2]).all(), dots.name
 

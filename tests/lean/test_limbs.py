@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -12,7 +14,7 @@ from tiny_models import fresh_logits, largest, random_tokens
 
 pytest.importorskip("numba")
 
-from few_bits import FORMATS, PASSES, Q4_K_M, few_bit_model
+from few_bits import FORMATS, PASSES, Q4_K_M, few_bit_model, lean_model
 from numba.core.errors import NumbaError
 from numba.core.runtime import _nrt_python, rtsys
 
@@ -23,9 +25,7 @@ from forerun.lean.jit import compiled
 from forerun.lean.model import LeanModel
 from forerun.lean.shape import LANES
 from forerun.loading.bundled import packaged_weights
-from forerun.loading.cpu_pass import choose
 from forerun.loading.default import default_model
-from forerun.models import HuggingFaceModel
 
 NUM_TOKENS = 1000
 
@@ -60,9 +60,11 @@ def in_mixed_company(lean: LeanModel, text: list[int], generator: random.Random)
     return torch.cat(logits)
 
 
-def check_every_company(model: Any, text: list[int], formats: set[Format]) -> None:
+def check_every_company(
+    make: Callable[[int], LeanModel], text: list[int], formats: set[Format]
+) -> None:
     generator = random.Random(5)
-    alone, together = LeanModel(model, num_threads=1), LeanModel(model, num_threads=2)
+    alone, together = make(1), make(2)
     assert set(alone._weights.matrices.format) == formats
     expected = one_by_one(alone, text)
     assert torch.equal(one_by_one(together, text), expected)
@@ -73,16 +75,18 @@ def check_every_company(model: Any, text: list[int], formats: set[Format]) -> No
 
 
 @pytest.mark.parametrize("name", PASSES)
-def test_a_thousand_tokens_have_the_same_bits_in_every_company(name: str) -> None:
+def test_a_thousand_tokens_have_the_same_bits_in_every_company(name: str, tmp_path: Path) -> None:
     text = random_tokens(random.Random(4), NUM_TOKENS)
-    check_every_company(few_bit_model(FORMATS[name]), text, set(FORMATS[name]))
+    model, raws = few_bit_model(FORMATS[name], tmp_path)
+    check_every_company(lambda threads: lean_model(model, raws, threads), text, set(FORMATS[name]))
 
 
-def test_queries_keys_and_values_are_kept_in_formats_of_their_own() -> None:
-    model = few_bit_model(Q4_K_M)
+def test_queries_keys_and_values_are_kept_in_formats_of_their_own(tmp_path: Path) -> None:
+    model, raws = few_bit_model(Q4_K_M, tmp_path)
     attention = model.model.layers[0].self_attn
-    assert LeanModel(model)._weights.matrices.takes_limbs.all() == LIMBS_8
-    formats = LeanModel(model)._weights.matrices.format
+    matrices = lean_model(model, raws)._weights.matrices
+    assert matrices.takes_limbs.all() == LIMBS_8
+    formats = matrices.format
     sizes = [x.out_features // LANES for x in (attention.q_proj, attention.k_proj)]
     assert formats[: sum(sizes) + 1].tolist() == [
         *[Format.BLOCK4K] * sizes[0],
@@ -98,21 +102,26 @@ def test_a_thousand_tokens_of_the_default_model() -> None:
     question = "Explain to a curious child, step by step and with an example, why the sky is blue. "
     text = model.tokenizer.encode(question * 60)[:NUM_TOKENS]
     assert len(text) == NUM_TOKENS
-    check_every_company(model.model, text, {Format.BLOCK4, Format.BLOCK8})
+    check_every_company(
+        lambda threads: LeanModel(model.model, num_threads=threads),
+        text,
+        {Format.BLOCK4, Format.BLOCK8},
+    )
 
 
 @pytest.mark.parametrize("name", PASSES)
-def test_logits_are_those_of_transformers(name: str) -> None:
-    model = few_bit_model(FORMATS[name])
-    lean = choose(HuggingFaceModel(model), lean=True)
+def test_logits_are_those_of_transformers(name: str, tmp_path: Path) -> None:
+    model, raws = few_bit_model(FORMATS[name], tmp_path)
+    lean = lean_model(model, raws)
     text = random_tokens(random.Random(6), 200)
     expected = fresh_logits(model, text)
     logits = lean.score(lean.start(1, 200), [0], [text], [200])[0]
-    assert largest(logits - expected) < 1e-4 * largest(expected)
+    bound = 1e-3 if set(FORMATS[name]) & set(Q4_K_M) else 1e-4  # any bytes, large scores
+    assert largest(logits - expected) < bound * largest(expected)
 
 
-def test_what_is_not_finite_is_seen_in_the_logits() -> None:
-    model = few_bit_model((Format.BLOCK4,))
+def test_what_is_not_finite_is_seen_in_the_logits(tmp_path: Path) -> None:
+    model, _ = few_bit_model((Format.BLOCK4,), tmp_path)
     model.model.embed_tokens.weight.data[7, 3] = torch.inf
     lean = LeanModel(model, num_threads=1)
     state = lean.start(1, 8)
@@ -122,9 +131,9 @@ def test_what_is_not_finite_is_seen_in_the_logits() -> None:
         assert torch.isfinite(logits).all() if is_finite else not torch.isfinite(logits).any()
 
 
-def test_a_pass_leaves_no_array_behind() -> None:
+def test_a_pass_leaves_no_array_behind(tmp_path: Path) -> None:
     """Most of it does not count references: what is made must be freed all the same."""
-    lean = LeanModel(few_bit_model((Format.BLOCK4,)), num_threads=1)
+    lean = LeanModel(few_bit_model((Format.BLOCK4,), tmp_path)[0], num_threads=1)
     state = lean.start(1, 64)
     lean.score(state, [0], [[1, 2, 3]], [3])
     _nrt_python.memsys_enable_stats()

@@ -42,6 +42,7 @@ class Dots(NamedTuple):
     pairs: tuple[tuple[int, int], ...] = ()  # (bits of weights, tokens) for which 2 strips are best
     abreast: int = 3  # most tokens at a time whose limbs have sums of their own (see `limb_tile`)
     in_turn: int = 100  # tokens of a tile from which on the limbs of each take turns in one sum
+    in_turn_of_6: int = 100  # the same for weights of 6 bits, which take more registers
     most_tokens: int = 8  # in a tile; with more, sums leave the registers
     best_tokens: int = 6  # in each tile of many, for the least time per token
 
@@ -54,8 +55,12 @@ class Dots(NamedTuple):
 SDOT = Dots(
     "sdot", 4, "llvm.aarch64.neon.sdot.v4i32.v16i8", is_signed=True, words_read=4,
     features="+fp-armv8,+neon,+dotprod", pairs=((4, 3), (8, 2)), in_turn=3,
+    in_turn_of_6=3,
 )  # fmt: skip
-VNNI_512 = Dots("vnni512", 16, "llvm.x86.avx512.vpdpbusd.512", strips=2, in_turn=5, most_tokens=6)
+VNNI_512 = Dots(
+    "vnni512", 16, "llvm.x86.avx512.vpdpbusd.512", strips=2, in_turn=5, in_turn_of_6=4,
+    most_tokens=6,
+)  # fmt: skip
 VNNI_256 = Dots("vnni256", 8, "llvm.x86.avx512.vpdpbusd.256")
 MADD_512 = Dots(
     "madd512", 16, "llvm.x86.avx512.pmaddubs.w.512", "llvm.x86.avx512.pmaddw.d.512",

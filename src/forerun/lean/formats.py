@@ -1,20 +1,26 @@
 """How the weights of a panel lie in memory, and the instructions that make float32 of them.
 
-A panel is LANES outputs by all inputs.  It is a sequence of blocks; a block is a header and rows,
-and a row holds LANES weights of one input, or of two.
+A panel is LANES outputs by all inputs.  It is a sequence of units; a unit is a header and blocks, a
+block is rows, and a row holds LANES weights of as many inputs as fill whole bytes.
 
     FLOAT32, BFLOAT16,
     FLOAT16             one block, no header
-    BLOCK8              blocks of 32 inputs: d, then 32 rows of 8-bit q         weight = d * q
-    BLOCK6K             like BLOCK8, in blocks of 16 inputs
-    BLOCK5K             blocks of 32 inputs: d and m, then 32 rows of 8-bit q   weight = d * q + m
-    BLOCK4, BLOCK4K     blocks of 32 inputs: d and m, then 16 rows of two 4-bit q, the first in
-                        the low bits                                            weight = d * q + m
+    BLOCK8              units of 32 inputs: 8-bit q           weight = d * q
+    BLOCK5              units of 32 inputs: 5-bit q           weight = d * q + m
+    BLOCK4              units of 32 inputs: 4-bit q           weight = d * q + m
+    BLOCK6K             units of 16 blocks of 16: 6-bit q     weight = d * q, q from -32
+    BLOCK5K             units of 8 blocks of 32: 5-bit q      weight = d * q + m
+    BLOCK4K             units of 8 blocks of 32: 4-bit q      weight = d * q + m
+
+A header is the float16 d, or d and m, of LANES outputs. If a unit has several blocks, signed bytes
+follow, by which each block multiplies these. The products have at most 19 bits of a float32's 24,
+and d * q at most 24, so they are exact. Before these bytes BLOCK6K has 16 bits for each output: a
+block whose bit is 1 has 32 times that scale (see `limb_tile`; in panels for floats all are 0).
+
+A row of fewer than 8 bits is bytes of low four bits, the inputs of its first half in the low and
+those of its second half in the high half of a byte, then one byte of the bits above.
 
 Where the processor adds up products of bytes, blocks lie as `limb_tile` says instead.
-
-d and m are float16, in formats whose names end in K float32.  d * q needs at most 22 bits of a
-float32's 24, so that sum is rounded once.
 """
 
 from __future__ import annotations
@@ -39,41 +45,61 @@ class Format(IntEnum):
     BLOCK8 = 3  # this and all later ones are in blocks
     BLOCK6K = 4
     BLOCK5K = 5
-    BLOCK4 = 6  # this and the next have weights of 4 bits
-    BLOCK4K = 7
+    BLOCK5 = 6
+    BLOCK4 = 7  # this and the next have weights of 4 bits
+    BLOCK4K = 8
 
 
 class Blocks(NamedTuple):
-    """The layout of one output of a block."""
+    """The layout of one output of a unit."""
 
-    inputs: int
-    header: int  # numbers: d, or d and m
-    header_bytes: int  # of each number
+    inputs: int  # of a block, which share d, or d and m
+    numbers: int  # d, or d and m
     bits: int  # of a q
+    blocks: int = 1  # of a unit; if there are several, each has bytes of its own
+
+    @property
+    def unit(self) -> int:
+        """The number of inputs."""
+        return self.blocks * self.inputs
+
+    @property
+    def scales_at(self) -> int:
+        """The bytes of the header before those of blocks."""
+        return 2 * self.numbers + (2 if self.bits == 6 else 0)
+
+    @property
+    def header(self) -> int:
+        """The bytes of the header."""
+        return self.scales_at + (self.numbers * self.blocks if self.blocks > 1 else 0)
+
+    @property
+    def block_bytes(self) -> int:
+        """The bytes of the q of a block."""
+        return self.inputs * self.bits // 8
 
     @property
     def num_bytes(self) -> int:
-        """The size of one output of a block."""
-        return self.header * self.header_bytes + self.inputs * self.bits // 8
+        """The bytes of a unit."""
+        return self.header + self.blocks * self.block_bytes
 
 
 BLOCKS = {
-    Format.BLOCK8: Blocks(BLOCK, 1, 2, 8),
-    Format.BLOCK6K: Blocks(BLOCK // 2, 1, 4, 8),
-    Format.BLOCK5K: Blocks(BLOCK, 2, 4, 8),
-    Format.BLOCK4: Blocks(BLOCK, 2, 2, 4),
-    Format.BLOCK4K: Blocks(BLOCK, 2, 4, 4),
+    Format.BLOCK8: Blocks(BLOCK, 1, 8),
+    Format.BLOCK6K: Blocks(BLOCK // 2, 1, 6, 16),
+    Format.BLOCK5K: Blocks(BLOCK, 2, 5, 8),
+    Format.BLOCK5: Blocks(BLOCK, 2, 5),
+    Format.BLOCK4: Blocks(BLOCK, 2, 4),
+    Format.BLOCK4K: Blocks(BLOCK, 2, 4, 8),
 }
-SIGNED = (Format.BLOCK8, Format.BLOCK6K)  # formats with negative q; in the others q begins at 0
-HEADER = dict.fromkeys(Format, 0) | {
-    format: LANES * about.header * about.header_bytes for format, about in BLOCKS.items()
+UNIT = max(about.unit for about in BLOCKS.values())
+ZERO_6K = 32  # BLOCK6K keeps q that many higher, from 0
+INPUTS_PER_ROW = dict.fromkeys(Format, 1) | {
+    format: {8: 1, 6: 4, 5: 8, 4: 2}[about.bits] for format, about in BLOCKS.items()
 }
-ROW = dict.fromkeys(BLOCKS, LANES) | {
-    Format.FLOAT32: 4 * LANES,
-    Format.BFLOAT16: 2 * LANES,
-    Format.FLOAT16: 2 * LANES,
+ROW = {Format.FLOAT32: 4 * LANES, Format.BFLOAT16: 2 * LANES, Format.FLOAT16: 2 * LANES} | {
+    format: LANES * INPUTS_PER_ROW[format] * about.bits // 8 for format, about in BLOCKS.items()
 }
-INPUTS_PER_ROW = {format: 2 if format >= Format.BLOCK4 else 1 for format in Format}
 
 I8, I16, I32, I64 = (ir.IntType(bits) for bits in (8, 16, 32, 64))
 F16, F32 = ir.HalfType(), ir.FloatType()
@@ -118,14 +144,42 @@ def fetch(builder: Any, place: Any, begin: int, count: int) -> None:
 
 
 def read_header(builder: Any, format: Format, place: Any) -> list[Any]:
-    """The header of a block, d or d and m, as float32 vectors (LANES,)."""
-    if format not in BLOCKS:
-        return []
-    _, count, size, _ = BLOCKS[format]
-    places = [builder.gep(place, [I64(size * LANES * i)]) for i in range(count)]
-    if size == 4:
-        return [load(builder, F32, place) for place in places]
-    return [read_half(builder, place) for place in places]
+    """The d, or d and m, of a unit as float32 vectors (LANES,)."""
+    count = BLOCKS[format].numbers if format in BLOCKS else 0
+    return [read_half(builder, builder.gep(place, [I64(2 * LANES * i)])) for i in range(count)]
+
+
+def read_scales(
+    builder: Any, format: Format, place: Any, block: Any, header: list[Any], lanes: int = LANES
+) -> list[Any]:
+    """The d, or d and m, of a block of the unit at `place`, which has this header."""
+    if format not in BLOCKS or BLOCKS[format].blocks == 1:
+        return header
+    begin = builder.mul(builder.mul(block, I64(len(header))), I64(lanes))
+    ats = [BLOCKS[format].scales_at * lanes + i * lanes for i in range(len(header))]
+    places = [builder.gep(place, [builder.add(begin, I64(at))]) for at in ats]
+    numbers = [builder.sitofp(load(builder, I8, at, lanes), header[0].type) for at in places]
+    return [builder.fmul(*pair) for pair in zip(header, numbers, strict=True)]
+
+
+def digits_of(builder: Any, bits: int, rows: list[Any]) -> list[Any]:
+    """The q of several inputs, a vector of bytes for each, from rows of bytes that hold them."""
+    if bits == 8:
+        return rows
+    kind, above = rows[0].type, bits - 4
+
+    def everywhere(number: int) -> Any:
+        return ir.Constant(kind, [number] * kind.count)
+
+    lows = rows[:-1] if above else rows
+    digits = [builder.and_(row, everywhere(15)) for row in lows]
+    digits += [builder.lshr(row, everywhere(4)) for row in lows]
+    for number, digit in enumerate(digits if above else ()):
+        left = 4 - above * number
+        move = builder.shl if left > 0 else builder.lshr
+        high = builder.and_(move(rows[-1], everywhere(abs(left))), everywhere((1 << bits) - 16))
+        digits[number] = builder.or_(digit, high)
+    return digits
 
 
 def read_half(builder: Any, place: Any) -> Any:
@@ -140,7 +194,7 @@ def read_half(builder: Any, place: Any) -> Any:
     return builder.bitcast(builder.or_(builder.bitcast(size, vector(I32)), sign), vector(F32))
 
 
-def read_row(builder: Any, format: Format, place: Any, header: list[Any]) -> list[Any]:
+def read_row(builder: Any, format: Format, place: Any, scales: list[Any]) -> list[Any]:
     """One vector of float32 weights for each input of a row."""
     if format is Format.FLOAT32:
         return [load(builder, F32, place)]
@@ -149,12 +203,12 @@ def read_row(builder: Any, format: Format, place: Any, header: list[Any]) -> lis
         return [builder.bitcast(builder.shl(bits, spread(builder, I32(16))), vector(F32))]
     if format is Format.FLOAT16:
         return [read_half(builder, place)]
-    digits = [load(builder, I8, place)]
-    if BLOCKS[format].bits == 4:
-        both = builder.zext(digits[0], vector(I32))
-        low = builder.and_(both, spread(builder, I32(15)))
-        digits = [low, builder.lshr(both, spread(builder, I32(4)))]
+    places = [builder.gep(place, [I64(at)]) for at in range(0, ROW[format], LANES)]
+    digits = digits_of(builder, BLOCKS[format].bits, [load(builder, I8, at) for at in places])
+    if format is Format.BLOCK6K:
+        zero = ir.Constant(digits[0].type, [ZERO_6K] * LANES)
+        digits = [builder.sub(digit, zero) for digit in digits]
     floats = [builder.sitofp(digit, vector(F32)) for digit in digits]
-    if len(header) == 1:
-        return [builder.fmul(q, header[0]) for q in floats]
-    return [multiply_add(builder, q, header[0], header[1]) for q in floats]
+    if len(scales) == 1:
+        return [builder.fmul(q, scales[0]) for q in floats]
+    return [multiply_add(builder, q, *scales) for q in floats]

@@ -6,10 +6,11 @@ The two inner sums are whole numbers and exact; the outer one runs over the bloc
 token's result does not depend on which tokens stand beside it.
 
 A panel consists of strips. A strip has as many of the panel's outputs as one instruction of `dots`
-has sums, for all inputs. A block of a strip is a header (d, or d and m, for each output) and rows
-of four inputs of each output, which is what one instruction multiplies with four inputs of a token.
-A row of 4-bit numbers holds two such: four inputs in the low bits, and the four that are 16 inputs
-later in the high bits. Two blocks of 16 inputs meet one cut block of activations. If a processor
+has sums, for all inputs. A unit of a strip has a header as in `formats`, and blocks of rows of four
+inputs of each output, which is what one instruction multiplies with four inputs of a token. A row
+of low four bits holds two such: four inputs in the low half of each byte, and in the high half the
+four that are half a block later. The row of the bits above follows them; it has those of the first
+four inputs lowest. Two blocks of 16 inputs meet one cut block of activations. If a processor
 multiplies faster than it reads activations, two strips are interleaved.
 """
 
@@ -30,12 +31,16 @@ from forerun.lean.formats import (
     F16,
     F32,
     I8,
+    I16,
     I32,
     I64,
-    SIGNED,
+    ZERO_6K,
     Format,
     declare,
+    digits_of,
     fetch,
+    read_scales,
+    spread,
 )
 from forerun.lean.jit import intrinsic
 from forerun.lean.limbs import COARSE, FINE, Cut, constant, same
@@ -44,12 +49,13 @@ from forerun.lean.tile import AHEAD, address, repeat
 
 # How the three limbs, the highest first, are divided among sums of 32 bits.  With 4-bit weights all
 # three share one sum, because 32 * 15 * 2**22 is less than 2**31.  So is 16 * 32 * 2**22 for blocks
-# of BLOCK6K, except where all q are 32 or -32; `packing` makes 1 and -1 of these.  In the other
-# formats one sum of all limbs could overflow.
+# of BLOCK6K, except where all q are -32: packing makes -1 of these, and 32 times the scale.  In the
+# other formats one sum of all limbs could overflow.
 LIMBS_PER_SUM = {
     Format.BLOCK8: (1, 2),
     Format.BLOCK6K: (3,),
     Format.BLOCK5K: (1, 2),
+    Format.BLOCK5: (1, 2),
     Format.BLOCK4: (3,),
     Format.BLOCK4K: (3,),
 }
@@ -99,6 +105,7 @@ def multiply_limbs_by(format: Format, cut: Cut = FINE) -> Callable[..., Any]:
 multiply_limbs_block8 = multiply_limbs_by(Format.BLOCK8)
 multiply_limbs_block6k = multiply_limbs_by(Format.BLOCK6K)
 multiply_limbs_block5k = multiply_limbs_by(Format.BLOCK5K)
+multiply_limbs_block5 = multiply_limbs_by(Format.BLOCK5)
 multiply_limbs_block4 = multiply_limbs_by(Format.BLOCK4)
 multiply_limbs_block4k = multiply_limbs_by(Format.BLOCK4K)
 multiply_coarse_block8 = multiply_limbs_by(Format.BLOCK8, COARSE)
@@ -143,25 +150,28 @@ class Tile:
         self.dots = dots = cut.dots
         self.nothing = nothing_yet(dots)
         self.limbs_per_sum = LIMBS_PER_SUM[format] if cut.limbs > 1 else (1,)
-        self.words, self.floats, self.halves = (
-            ir.VectorType(number, dots.sums) for number in (I32, F32, F16)
+        self.words, self.floats, self.halves, self.shorts = (
+            ir.VectorType(number, dots.sums) for number in (I32, F32, F16, I16)
         )
         self.row = ir.VectorType(I8, FOUR * dots.sums)
         self.about = BLOCKS[format]
-        strips = 2 if (self.about.bits, tokens) in dots.pairs else dots.strips
+        bits = 4 if self.about.bits == 4 else 8
+        strips = 2 if (bits, tokens) in dots.pairs else dots.strips
         self.num_strips = min(strips, LANES // dots.sums)  # multiplied side by side
-        self.block_bytes = self.about.num_bytes * dots.sums
+        self.unit_bytes = self.about.num_bytes * dots.sums
+        self.cut_blocks = self.about.unit // BLOCK  # that meet a unit
         self.num_parts = BLOCK // self.about.inputs  # blocks that meet one cut block
 
     def panel(self, rows: list[Any], w: Any, num_blocks: Any, places: list[Any]) -> None:
         builder, outputs, count = self.builder, self.dots.sums, self.num_strips
-        size = builder.mul(num_blocks, I64(self.num_parts * self.block_bytes))
+        num_units = builder.sdiv(num_blocks, I64(self.cut_blocks))
+        size = builder.mul(num_units, I64(self.unit_bytes))
         vectors = self.floats.as_pointer()
 
         def strips(index: Any, _: list[Any]) -> list[Any]:
             numbers = [builder.add(builder.mul(index, I64(count)), I64(i)) for i in range(count)]
             begins = [builder.gep(w, [builder.mul(number, size)]) for number in numbers]
-            sums = iter(self._strips(rows, begins, num_blocks))
+            sums = iter(self._strips(rows, begins, num_units, size))
             for place in places:
                 for number in numbers:
                     at = builder.gep(place, [builder.mul(number, I64(outputs))])
@@ -170,55 +180,78 @@ class Tile:
 
         repeat(builder, I64(LANES // outputs // count), [], strips)
 
-    def _strips(self, rows: list[Any], begins: list[Any], num_blocks: Any) -> list[Any]:
+    def _strips(self, rows: list[Any], begins: list[Any], num_units: Any, length: Any) -> list[Any]:
         """The finished sums of strips side by side, a vector for each token and strip."""
-        builder, size = self.builder, self.num_parts * self.block_bytes
-        num_sums = len(rows) * len(begins)
-        length, ahead = builder.mul(num_blocks, I64(size)), I64(AHEAD)
+        builder, count = self.builder, self.cut_blocks
+        num_sums, ahead = len(rows) * len(begins), I64(AHEAD)
+        share = -(-self.unit_bytes // count)  # bytes to prefetch with each cut block
         is_long = builder.icmp_signed(">", length, ahead)
         others = builder.select(is_long, builder.mul(length, I64(len(begins) - 1)), I64(0))
 
-        def block(index: Any, sums: list[Any]) -> list[Any]:
-            offset = builder.mul(index, I64(size))
+        def unit(index: Any, sums: list[Any]) -> list[Any]:
+            offset = builder.mul(index, I64(self.unit_bytes))
             strips = [builder.gep(begin, [offset]) for begin in begins]
             is_last = builder.icmp_signed(">=", builder.add(offset, ahead), length)
             # What follows the end of a strip was read beside it; the next new strip lies behind.
             jump = builder.select(is_last, others, I64(0))
-            for strip in strips:
-                fetch(builder, builder.gep(strip, [jump]), AHEAD, size)
-            xs = [builder.gep(row, [builder.mul(index, I64(self.cut.num_bytes))]) for row in rows]
-            for part in range(self.num_parts):
-                places = [builder.gep(strip, [I64(part * self.block_bytes)]) for strip in strips]
-                headers = [self._header(place) for place in places]
-                products = self._products(self._digits(places), xs, part)
-                added = itertools.product(xs, headers)
-                sums = [
-                    self._add_block(header, x, product, total)
-                    for (x, header), product, total in zip(added, products, sums, strict=True)
-                ]
-            return sums
+            wholes = [self._header(strip) for strip in strips]
 
-        return repeat(builder, num_blocks, [constant(self.floats, 0.0)] * num_sums, block)
+            def block(number: Any, sums: list[Any]) -> list[Any]:
+                later = builder.add(jump, builder.mul(number, I64(share)))
+                for strip in strips:
+                    fetch(builder, builder.gep(strip, [later]), AHEAD, share)
+                at = builder.add(builder.mul(index, I64(count)), number)
+                xs = [builder.gep(row, [builder.mul(at, I64(self.cut.num_bytes))]) for row in rows]
+                for part in range(self.num_parts):
+                    own = builder.add(builder.mul(number, I64(self.num_parts)), I64(part))
+                    scales = [
+                        self._scales(strip, own, whole)
+                        for strip, whole in zip(strips, wholes, strict=True)
+                    ]
+                    products = self._products(self._digits(strips, own), xs, part)
+                    added = itertools.product(xs, scales)
+                    sums = [
+                        self._add_block(numbers, x, product, total)
+                        for (x, numbers), product, total in zip(added, products, sums, strict=True)
+                    ]
+                return sums
 
-    def _header(self, place: Any) -> list[Any]:
-        """The header of a block of a strip, d or d and m, as float32 vectors."""
-        _, count, size, _ = self.about
-        kind = self.halves if size == 2 else self.floats
-        header = [self._read(kind, place, size * self.dots.sums * i) for i in range(count)]
-        return [self.builder.fpext(half, self.floats) for half in header] if size == 2 else header
+            return block(I64(0), sums) if count == 1 else repeat(builder, I64(count), sums, block)
 
-    def _digits(self, places: list[Any]) -> Digits:
-        """The q of the blocks at these places, one place for each strip."""
-        builder = self.builder
-        _, count, size, bits = self.about
-        begin, step = size * self.dots.sums * count, FOUR * self.dots.sums
-        offsets = range(begin, self.block_bytes, step)
-        digits = [[self._read(self.row, place, at) for place in places] for at in offsets]
-        if bits == 4:
-            low, four = constant(self.row, 15), constant(self.row, 4)
-            high = [[builder.lshr(row, four) for row in rows] for rows in digits]
-            digits = [[builder.and_(row, low) for row in rows] for rows in digits] + high
-        return digits
+        return repeat(builder, num_units, [constant(self.floats, 0.0)] * num_sums, unit)
+
+    def _header(self, strip: Any) -> list[Any]:
+        """The d, or d and m, of a unit of a strip, as float32 vectors."""
+        places = range(0, 2 * self.dots.sums * self.about.numbers, 2 * self.dots.sums)
+        halves = [self._read(self.halves, strip, at) for at in places]
+        return [self.builder.fpext(half, self.floats) for half in halves]
+
+    def _scales(self, strip: Any, block: Any, header: list[Any]) -> list[Any]:
+        """The d, or d and m, of a block of the unit of a strip that has this header."""
+        builder, outputs = self.builder, self.dots.sums
+        scales = read_scales(builder, self.format, strip, block, header, outputs)
+        if self.format is Format.BLOCK6K:
+            bits = self._read(self.shorts, strip, 2 * outputs)
+            bit = spread(builder, builder.shl(I16(1), builder.trunc(block, I16)), outputs)
+            is_raised = builder.icmp_signed("==", builder.and_(bits, bit), bit)
+            raised = builder.fmul(scales[0], constant(self.floats, 32.0))
+            scales = [builder.select(is_raised, raised, scales[0])]
+        return scales
+
+    def _digits(self, strips: list[Any], block: Any) -> Digits:
+        """The q of a block of the units at these places, one place for each strip."""
+        builder, bits, outputs = self.builder, self.about.bits, self.dots.sums
+        size, header = self.about.block_bytes * outputs, self.about.header * outputs
+        at = builder.add(builder.mul(block, I64(size)), I64(header))
+        digits = []
+        for strip in strips:
+            place = builder.gep(strip, [at])
+            rows = [self._read(self.row, place, row) for row in range(0, size, FOUR * outputs)]
+            digits.append(digits_of(builder, bits, rows))
+        if self.format is Format.BLOCK6K and not self.dots.is_offset:
+            zero = constant(self.row, ZERO_6K)
+            digits = [[builder.sub(digit, zero) for digit in own] for own in digits]
+        return [list(own) for own in zip(*digits, strict=True)]
 
     def _products(self, digits: Digits, xs: list[Any], part: int) -> list[Any]:
         """The sums of limbs * q over a block, for each token and strip, as float32.
@@ -227,7 +260,7 @@ class Tile:
         at a time: those of several tokens and strips or, if there are few tokens, those of their
         limbs. Either way gives the same whole numbers. Groups are as large as registers allow.
         """
-        if len(xs) < self.dots.in_turn:
+        if len(xs) < (self.dots.in_turn_of_6 if self.about.bits == 6 else self.dots.in_turn):
             lots = _even_groups(xs, -(-len(xs) // self.dots.abreast))
             return [product for xs in lots for product in self._limbs_abreast(digits, xs, part)]
         most = 4 if len(self.limbs_per_sum) == 1 else 3  # in a group
@@ -279,9 +312,10 @@ class Tile:
 
     def _start(self, x: Any, limb: int, part: int) -> Any:
         """The number that the sum of one limb begins with. It is zero, unless weights are stored
-        with OFFSET added. Then it is minus the contribution of this offset: for the highest limb
-        its own, for the lowest limb that of all lower limbs together."""
-        if self.format not in SIGNED or not self.dots.is_offset or 0 < limb < self.cut.limbs - 1:
+        higher. Then it is minus the contribution of this offset: for the highest limb its own, for
+        the lowest limb that of all lower limbs together."""
+        is_lifted = self.format in (Format.BLOCK8, Format.BLOCK6K) and self.dots.is_offset
+        if not is_lifted or 0 < limb < self.cut.limbs - 1:
             return self.nothing
         begin = self.cut.starts_at(0 if self.num_parts == 1 else 1 + part)
         return self._everywhere(I32, x, begin + 4 * (limb > 0))
@@ -299,7 +333,7 @@ class Tile:
         vector per strip."""
         order = list(range(len(digits)))
         if (
-            self.dots.words_read == 1 and self.about.bits == 4
+            self.dots.words_read == 1 and self.about.bits < 8
         ):  # numbers of one row follow each other
             order.sort(key=lambda number: number % (len(digits) // 2))
         for number in order:

@@ -12,10 +12,10 @@ A cut block is 32 bytes of the highest limbs, 32 of the middle, 32 of the lowest
 the scale and the sum of the 32 whole numbers.  A block with a NaN or an infinity has the scale NaN,
 so that every output it reaches is NaN.
 
-Where signed weights are stored with OFFSET added, six int32 follow: -OFFSET times the sum of the
-highest limbs, and -OFFSET times the sum of the numbers that the lower limbs make, each for all 32
-inputs, the first 16 and the last 16. Sums that begin with these come out as if weights had no
-offset.
+Where signed weights are stored higher, six int32 follow: -OFFSET times the sum of the highest limbs
+and -OFFSET times the sum of the numbers that the lower limbs make; then -ZERO_6K times the same
+sums of the first 16 inputs and of the last 16, which blocks of BLOCK6K meet. Sums that begin with
+these come out as if weights were not higher.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from llvmlite import ir
 from numba import types
 
 from forerun.lean.dots import DOTS, OFFSET, Dots
-from forerun.lean.formats import BLOCK, BYTE, F32, I8, I32, I64, declare
+from forerun.lean.formats import BLOCK, BYTE, F32, I8, I32, I64, ZERO_6K, declare
 from forerun.lean.jit import intrinsic
 from forerun.lean.tile import address
 
@@ -127,7 +127,7 @@ def _cut(builder: Any, cut: Cut, x: Any, out: Any) -> None:
         last = [builder.sub(a, b) for a, b in zip(whole, first, strict=True)]
         for number, part in enumerate((whole, first, last)):
             for word, total in enumerate(part):
-                start = builder.mul(total, I32(-OFFSET))
+                start = builder.mul(total, I32(-ZERO_6K if number else -OFFSET))
                 _write(builder, start, out, cut.starts_at(number) + 4 * word)
 
 

@@ -17,13 +17,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from forerun.lean.dots import DOTS, LIMBS_4, LIMBS_8
-from forerun.lean.formats import BLOCK, Format
+from forerun.lean.formats import BLOCK, UNIT, Format
 from forerun.lean.jit import counted, inlined, inner
 from forerun.lean.limb_tile import (
     multiply_coarse_block4,
     multiply_coarse_block8,
     multiply_limbs_block4,
     multiply_limbs_block4k,
+    multiply_limbs_block5,
     multiply_limbs_block5k,
     multiply_limbs_block6k,
     multiply_limbs_block8,
@@ -35,6 +36,7 @@ from forerun.lean.tile import (
     multiply_bfloat16,
     multiply_block4,
     multiply_block4k,
+    multiply_block5,
     multiply_block5k,
     multiply_block6k,
     multiply_block8,
@@ -46,6 +48,7 @@ from forerun.lean.unpack import (
     unpack_bfloat16,
     unpack_block4,
     unpack_block4k,
+    unpack_block5,
     unpack_block5k,
     unpack_block6k,
     unpack_block8,
@@ -53,11 +56,10 @@ from forerun.lean.unpack import (
     unpack_float32,
 )
 
-BLOCK6K, BLOCK5K = int(Format.BLOCK6K), int(Format.BLOCK5K)
-HALF = BLOCK // 2
-K_FORMATS = (Format.BLOCK6K, Format.BLOCK5K, Format.BLOCK4K)
+BLOCK6K, BLOCK5K, BLOCK5 = int(Format.BLOCK6K), int(Format.BLOCK5K), int(Format.BLOCK5)
+K_FORMATS = (Format.BLOCK6K, Format.BLOCK5K, Format.BLOCK5, Format.BLOCK4K)
 
-CHUNK = 4 * BLOCK  # inputs
+CHUNK = UNIT  # inputs
 FLOAT32, BFLOAT16, FLOAT16 = int(Format.FLOAT32), int(Format.BFLOAT16), int(Format.FLOAT16)
 BLOCK8, BLOCK4 = int(Format.BLOCK8), int(Format.BLOCK4)
 FIRST_OF_LIMBS = BLOCK8 if LIMBS_8 else BLOCK4  # the first format that is multiplied with limbs
@@ -156,17 +158,17 @@ def panel(
     elif num_tokens > TOKENS:
         panel_of_many(m, place, depth, x, num_tokens, sums, work.flat)
     elif format == FLOAT32:
-        multiply_float32(x, 0, depth, w, at, 4 * LANES, 1, depth, sums, 0, LANES, num_tokens)
+        multiply_float32(x, 0, depth, w, at, depth, sums, 0, LANES, num_tokens)
     elif format == BFLOAT16:
-        multiply_bfloat16(x, 0, depth, w, at, 2 * LANES, 1, depth, sums, 0, LANES, num_tokens)
+        multiply_bfloat16(x, 0, depth, w, at, depth, sums, 0, LANES, num_tokens)
     elif format == FLOAT16:
-        multiply_float16(x, 0, depth, w, at, 2 * LANES, 1, depth, sums, 0, LANES, num_tokens)
+        multiply_float16(x, 0, depth, w, at, depth, sums, 0, LANES, num_tokens)
     elif LIMBS_8:
         pass  # all blocks are multiplied by limbs: the branches below are not compiled
     elif format == BLOCK8:
-        multiply_block8(x, 0, depth, w, at, LANES, blocks, BLOCK, sums, 0, LANES, num_tokens)
+        multiply_block8(x, 0, depth, w, at, depth, sums, 0, LANES, num_tokens)
     elif not LIMBS_4 and format == BLOCK4:
-        multiply_block4(x, 0, depth, w, at, LANES, blocks, BLOCK // 2, sums, 0, LANES, num_tokens)
+        multiply_block4(x, 0, depth, w, at, depth, sums, 0, LANES, num_tokens)
     else:
         multiply_k(m.has_k_quants, format, x, w, at, depth, sums, num_tokens)
 
@@ -214,23 +216,23 @@ def panel_of_many(
     for begin in range(0, depth, CHUNK):
         size, w_at = min(CHUNK, depth - begin), at + begin * panel_bytes // depth
         if format == FLOAT32:
-            unpack_float32(m.panels, w_at, 1, size, flat)
+            unpack_float32(m.panels, w_at, size, flat)
         elif format == BFLOAT16:
-            unpack_bfloat16(m.panels, w_at, 1, size, flat)
+            unpack_bfloat16(m.panels, w_at, size, flat)
         elif format == FLOAT16:
-            unpack_float16(m.panels, w_at, 1, size, flat)
+            unpack_float16(m.panels, w_at, size, flat)
         elif LIMBS_8:
             pass
         elif format == BLOCK8:
-            unpack_block8(m.panels, w_at, size // BLOCK, BLOCK, flat)
+            unpack_block8(m.panels, w_at, size, flat)
         elif not LIMBS_4 and format == BLOCK4:
-            unpack_block4(m.panels, w_at, size // BLOCK, BLOCK // 2, flat)
+            unpack_block4(m.panels, w_at, size, flat)
         else:
             unpack_k(m.has_k_quants, format, m.panels, w_at, size, flat)
         for tile in range(tiles):
             first, last = num_tokens * tile // tiles, num_tokens * (tile + 1) // tiles
             multiply_float32_onto(
-                x, first * depth + begin, depth, flat, 0, 4 * LANES, 1, size,
+                x, first * depth + begin, depth, flat, 0, size,
                 sums, first * LANES, LANES, last - first,
             )  # fmt: skip
 
@@ -305,6 +307,8 @@ def multiply_limbs_k(
         multiply_limbs_block6k(limbs, x_at, stride, w, at, blocks, sums, y_at, LANES, count)
     elif LIMBS_8 and format == BLOCK5K:
         multiply_limbs_block5k(limbs, x_at, stride, w, at, blocks, sums, y_at, LANES, count)
+    elif LIMBS_8 and format == BLOCK5:
+        multiply_limbs_block5(limbs, x_at, stride, w, at, blocks, sums, y_at, LANES, count)
     else:
         multiply_limbs_block4k(limbs, x_at, stride, w, at, blocks, sums, y_at, LANES, count)
 
@@ -317,13 +321,14 @@ def multiply_k(
     """Multiply the first `count` tokens of x (tokens, depth) with the K-quant panel at `at`."""
     if has_k_quants is None:
         return
-    blocks = depth // BLOCK
     if format == BLOCK6K:
-        multiply_block6k(x, 0, depth, w, at, LANES, 2 * blocks, HALF, sums, 0, LANES, count)
+        multiply_block6k(x, 0, depth, w, at, depth, sums, 0, LANES, count)
+    elif format == BLOCK5:
+        multiply_block5(x, 0, depth, w, at, depth, sums, 0, LANES, count)
     elif LIMBS_4 or format == BLOCK5K:
-        multiply_block5k(x, 0, depth, w, at, LANES, blocks, BLOCK, sums, 0, LANES, count)
+        multiply_block5k(x, 0, depth, w, at, depth, sums, 0, LANES, count)
     else:
-        multiply_block4k(x, 0, depth, w, at, LANES, blocks, HALF, sums, 0, LANES, count)
+        multiply_block4k(x, 0, depth, w, at, depth, sums, 0, LANES, count)
 
 
 @inner
@@ -332,8 +337,10 @@ def unpack_k(has_k_quants: Any, format: int, w: Bytes, at: int, size: int, flat:
     if has_k_quants is None:
         return
     if format == BLOCK6K:
-        unpack_block6k(w, at, size // HALF, HALF, flat)
+        unpack_block6k(w, at, size, flat)
+    elif format == BLOCK5:
+        unpack_block5(w, at, size, flat)
     elif LIMBS_4 or format == BLOCK5K:
-        unpack_block5k(w, at, size // BLOCK, BLOCK, flat)
+        unpack_block5k(w, at, size, flat)
     else:
-        unpack_block4k(w, at, size // BLOCK, HALF, flat)
+        unpack_block4k(w, at, size, flat)

@@ -39,6 +39,7 @@ WORDS = {
     Format.BLOCK8: "8-bit",
     Format.BLOCK6K: "6-bit",
     Format.BLOCK5K: "5-bit",
+    Format.BLOCK5: "5-bit",
     Format.BLOCK4: "4-bit",
     Format.BLOCK4K: "4-bit",
 }

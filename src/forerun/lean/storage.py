@@ -10,8 +10,6 @@ The block formats keep GGUF's Q8_0, Q5_0, Q4_1 and Q4_0, whose exact scales foll
 of a block.  The largest is 127 times the scale of a Q8_0 and 16 times that of a Q5_0.  The
 least is the offset of a Q4_1, and the largest 15 scales more.  The largest is the offset of a Q4_0
 and -8 times its scale.  Matrices of several types that are used as one may have blocks of both.
-Those named K keep GGUF's Q4_K (and all before with offsets), Q6_K and Q3_K, Q5_K and Q5_1, at 6, 10
-and 10 bits a weight: `packing` finds their scales.
 """
 
 from __future__ import annotations
@@ -23,8 +21,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from forerun.lean.dots import DOTS, FOUR, LIMBS_4, LIMBS_8, OFFSET, Dots
-from forerun.lean.formats import BLOCK, BLOCKS, SIGNED, Format
-from forerun.lean.packing import extremes, find_offsets, find_scales, fits, pack4, pack8
+from forerun.lean.formats import BLOCK, BLOCKS, Format
+from forerun.lean.packing import extremes, fits, pack4, pack8
 from forerun.lean.shape import HAS_DOT_PRODUCTS, LANES, is_arm
 
 Floats = NDArray[np.float32]
@@ -79,7 +77,7 @@ def store(matrix: Floats) -> Stored:
     """A matrix (out, in) in the first format that keeps every weight exactly, among those that are
     faster than float32 on this processor."""
     if BLOCKS_PAY and matrix.shape[1] % BLOCK == 0:
-        for shrink in (block4, block8, block4k, block6k, block5k):
+        for shrink in (block4, block8):
             # A format that does not fit a few outputs is not tried on the whole matrix.
             if shrink(matrix[:4]) is not None and (stored := shrink(matrix)) is not None:
                 return stored
@@ -128,33 +126,6 @@ def block4(matrix: Floats, layout: Layout = LAYOUT_4) -> Stored | None:
     return _packed(Format.BLOCK4, matrix, _best(matrix, guesses, 0, 15), layout)
 
 
-def block6k(matrix: Floats, layout: Layout = LAYOUT_8) -> Stored | None:
-    """Store the matrix in BLOCK6K, which fits weights from Q6_K and Q3_K; None if some weight is
-    not d * q."""
-    d = _per_block(Format.BLOCK6K, matrix)
-    if not find_scales(matrix, 32, d):
-        return None
-    return _packed(Format.BLOCK6K, matrix, [d], layout)
-
-
-def block5k(matrix: Floats, layout: Layout = LAYOUT_8) -> Stored | None:
-    """Store the matrix in BLOCK5K, which fits weights from Q5_K and Q5_1; None if some weight is
-    not d * q + m."""
-    d, m = _per_block(Format.BLOCK5K, matrix), _per_block(Format.BLOCK5K, matrix)
-    if not find_offsets(matrix, 31, d, m):
-        return None
-    return _packed(Format.BLOCK5K, matrix, [d, m], layout)
-
-
-def block4k(matrix: Floats, layout: Layout = LAYOUT_4) -> Stored | None:
-    """Store the matrix in BLOCK4K, which fits weights from Q4_K; None if some weight is not d * q +
-    m."""
-    d, m = _per_block(Format.BLOCK4K, matrix), _per_block(Format.BLOCK4K, matrix)
-    if not find_offsets(matrix, 15, d, m):
-        return None
-    return _packed(Format.BLOCK4K, matrix, [d, m], layout)
-
-
 def rounded(matrix: Floats) -> Floats:
     """The nearest matrix that BLOCK8 can store. This changes weights, so the result is another
     model."""
@@ -186,11 +157,6 @@ def _extremes(matrix: Floats) -> tuple[Floats, Floats]:
     return low, high
 
 
-def _per_block(format: Format, matrix: Floats) -> Floats:
-    """Uninitialised memory (out, blocks) for one number of each block."""
-    return np.empty((len(matrix), matrix.shape[1] // BLOCKS[format].inputs), np.float32)
-
-
 def _packed(
     format: Format, matrix: Floats, numbers: Sequence[Floats], layout: Layout
 ) -> Stored | None:
@@ -199,19 +165,18 @@ def _packed(
     numbers: d, or d and m, each (out, blocks).
     """
     about, (lanes, side_by_side, apart, is_offset) = BLOCKS[format], layout
-    kind = np.float16 if about.header_bytes == 2 else np.float32
-    headers = [to_panels(number.astype(kind), lanes).view(np.uint8) for number in numbers]
-    header = about.header * about.header_bytes * lanes
+    headers = [to_panels(number.astype(np.float16), lanes).view(np.uint8) for number in numbers]
+    header = about.header * lanes
     space = (0, about.num_bytes * lanes - header)
     blocks = np.pad(np.concatenate(headers, 2), ((0, 0), (0, 0), space))
-    d, m = numbers if about.header == 2 else (numbers[0], np.zeros_like(numbers[0]))
+    d, m = numbers if about.numbers == 2 else (numbers[0], np.zeros_like(numbers[0]))
     if about.bits == 4:
         fits = pack4(matrix, d, m, lanes, side_by_side, apart, blocks, header)
     else:
         fits = pack8(matrix, d, m, lanes, side_by_side, blocks, header)
     if not fits:
         return None
-    if is_offset and format in SIGNED:
+    if is_offset and format is Format.BLOCK8:
         blocks[:, :, header:] ^= OFFSET  # this adds OFFSET to a signed byte
     return Stored(format, blocks.reshape(len(blocks) * lanes // LANES, -1))
 

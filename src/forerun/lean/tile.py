@@ -18,9 +18,9 @@ from llvmlite import ir
 from numba import types
 
 from forerun.lean.formats import (
+    BLOCKS,
     BYTE,
     F32,
-    HEADER,
     I64,
     INPUTS_PER_ROW,
     ROW,
@@ -30,6 +30,7 @@ from forerun.lean.formats import (
     multiply_add,
     read_header,
     read_row,
+    read_scales,
     spread,
     vector,
 )
@@ -52,9 +53,7 @@ def multiply_by(format: Format, onto: bool = False) -> Callable[..., Any]:
         x_stride: Any,
         w: Any,
         w_at: Any,  # in elements of w
-        row_bytes: Any,
-        num_blocks: Any,
-        num_rows: Any,  # per block
+        depth: Any,  # inputs, in whole units
         y: Any,  # float32
         y_at: Any,
         y_stride: Any,
@@ -63,16 +62,16 @@ def multiply_by(format: Format, onto: bool = False) -> Callable[..., Any]:
         """Multiply `count` rows of x, which are `x_stride` apart, with the panel that begins at
         `w_at`; the results go to y."""
         n = types.intp
-        signature = types.void(x, n, n, w, n, n, n, n, y, n, n, n)
+        signature = types.void(x, n, n, w, n, n, y, n, n, n)
 
         def generate(context: Any, builder: Any, signature: Any, values: Any) -> Any:
-            x, x_at, x_stride, w, w_at, row_bytes, num_blocks, num_rows, y, y_at, *rest = values
+            x, x_at, x_stride, w, w_at, depth, y, y_at, *rest = values
             kinds = signature.args
             x = address(context, builder, kinds[0], x, x_at)
             w = builder.bitcast(address(context, builder, kinds[3], w, w_at), BYTE)
-            y = address(context, builder, kinds[8], y, y_at)
+            y = address(context, builder, kinds[6], y, y_at)
             function = _define(builder.module, format, onto)
-            builder.call(function, [x, x_stride, w, row_bytes, num_blocks, num_rows, y, *rest])
+            builder.call(function, [x, x_stride, w, depth, y, *rest])
             return context.get_dummy_value()
 
         return signature, generate
@@ -87,6 +86,7 @@ multiply_float16 = multiply_by(Format.FLOAT16)
 multiply_block8 = multiply_by(Format.BLOCK8)
 multiply_block6k = multiply_by(Format.BLOCK6K)
 multiply_block5k = multiply_by(Format.BLOCK5K)
+multiply_block5 = multiply_by(Format.BLOCK5)
 multiply_block4 = multiply_by(Format.BLOCK4)
 multiply_block4k = multiply_by(Format.BLOCK4K)
 
@@ -102,7 +102,7 @@ def _define(module: Any, format: Format, onto: bool) -> Any:
     if name in module.globals:
         return module.globals[name]
     floats = F32.as_pointer()
-    kind = ir.FunctionType(ir.VoidType(), [floats, I64, BYTE, I64, I64, I64, floats, I64, I64])
+    kind = ir.FunctionType(ir.VoidType(), [floats, I64, BYTE, I64, floats, I64, I64])
     function = ir.Function(module, kind, name)
     function.linkage = "linkonce_odr"
     function.attributes.add("noinline")
@@ -127,37 +127,57 @@ def _define(module: Any, format: Format, onto: bool) -> Any:
 
 
 def _loops(
-    builder: Any, format: Format, sums: list[Any], x: Any, x_stride: Any, w: Any,
-    row_bytes: Any, num_blocks: Any, num_rows: Any,
-) -> list[Any]:  # fmt: skip
-    """Write the loops over blocks and their rows for a fixed number of tokens; returns the sums."""
+    builder: Any, format: Format, sums: list[Any], x: Any, x_stride: Any, w: Any, depth: Any
+) -> list[Any]:
+    """Write the loops over a panel for a fixed number of tokens; returns the sums."""
     starts = [builder.gep(x, [builder.mul(x_stride, I64(token))]) for token in range(len(sums))]
-    header_bytes = HEADER[format]
-    block_bytes = builder.add(builder.mul(num_rows, row_bytes), I64(header_bytes))
-    per_block = builder.mul(num_rows, I64(INPUTS_PER_ROW[format]))
 
-    def block(index: Any, sums: list[Any]) -> list[Any]:
-        place = builder.gep(w, [builder.mul(index, block_bytes)])
-        header = read_header(builder, format, place)
-        body = builder.gep(place, [I64(header_bytes)])
-        first = builder.mul(index, per_block)
+    def row(k: Any, place: Any, scales: list[Any], sums: list[Any]) -> list[Any]:
+        fetch(builder, place, AHEAD, ROW[format])
+        for offset, weights in enumerate(read_row(builder, format, place, scales)):
+            at = builder.add(k, I64(offset))
+            inputs = [builder.load(builder.gep(start, [at])) for start in starts]
+            sums = [
+                multiply_add(builder, spread(builder, value), weights, total)
+                for value, total in zip(inputs, sums, strict=True)
+            ]
+        return sums
 
-        def row(index: Any, sums: list[Any]) -> list[Any]:
-            place = builder.gep(body, [builder.mul(index, row_bytes)])
-            fetch(builder, place, AHEAD, ROW[format])
-            k = builder.add(first, builder.mul(index, I64(INPUTS_PER_ROW[format])))
-            for offset, weights in enumerate(read_row(builder, format, place, header)):
-                at = builder.add(k, I64(offset))
-                inputs = [builder.load(builder.gep(start, [at])) for start in starts]
-                sums = [
-                    multiply_add(builder, spread(builder, value), weights, total)
-                    for value, total in zip(inputs, sums, strict=True)
-                ]
-            return sums
+    return repeat_rows(builder, format, w, depth, sums, row)
 
-        return repeat(builder, num_rows, sums, row)
 
-    return repeat(builder, num_blocks, sums, block)
+def repeat_rows(
+    builder: Any, format: Format, w: Any, depth: Any, values: list[Any],
+    body: Callable[[Any, Any, list[Any], list[Any]], list[Any]],
+) -> list[Any]:  # fmt: skip
+    """Write the loops over units, blocks and rows of a panel at `w`:
+    `values = body(first input, address, scales, values)` for each row."""
+    about, per_row = BLOCKS.get(format), INPUTS_PER_ROW[format]
+    count = about.blocks if about else 1  # blocks of a unit
+    num_units = builder.sdiv(depth, I64(about.unit)) if about else I64(1)
+    num_rows = I64(about.inputs // per_row) if about else depth
+
+    def unit(index: Any, values: list[Any]) -> list[Any]:
+        size = LANES * about.num_bytes if about else 0
+        begin = builder.gep(w, [builder.mul(index, I64(size))])
+        rows = builder.gep(begin, [I64(LANES * about.header if about else 0)])
+        before = builder.mul(index, builder.mul(num_rows, I64(count)))
+        header = read_header(builder, format, begin)
+
+        def block(number: Any, values: list[Any]) -> list[Any]:
+            scales = read_scales(builder, format, begin, number, header)
+
+            def row(index: Any, values: list[Any]) -> list[Any]:
+                within = builder.add(builder.mul(number, num_rows), index)
+                place = builder.gep(rows, [builder.mul(within, I64(ROW[format]))])
+                k = builder.mul(builder.add(before, within), I64(per_row))
+                return body(k, place, scales, values)
+
+            return repeat(builder, num_rows, values, row)
+
+        return block(I64(0), values) if count == 1 else repeat(builder, I64(count), values, block)
+
+    return repeat(builder, num_units, values, unit)
 
 
 def repeat(

@@ -9,21 +9,10 @@ from typing import Any
 from llvmlite import ir
 from numba import types
 
-from forerun.lean.formats import (
-    BYTE,
-    F32,
-    HEADER,
-    I64,
-    INPUTS_PER_ROW,
-    ROW,
-    Format,
-    read_header,
-    read_row,
-    vector,
-)
+from forerun.lean.formats import BYTE, F32, I64, Format, read_row, vector
 from forerun.lean.jit import intrinsic
 from forerun.lean.shape import LANES
-from forerun.lean.tile import address, repeat
+from forerun.lean.tile import address, repeat_rows
 
 
 def unpack_from(format: Format) -> Callable[..., Any]:
@@ -34,19 +23,18 @@ def unpack_from(format: Format) -> Callable[..., Any]:
         context: Any,
         w: Any,
         w_at: Any,  # in elements of w
-        num_blocks: Any,
-        num_rows: Any,  # per block
+        depth: Any,  # inputs, in whole units
         y: Any,  # float32
     ) -> Any:
-        """Write the blocks that begin at `w_at` as float32 (inputs, LANES) into y."""
+        """Write `depth` inputs from `w_at` on as float32 (inputs, LANES) into y."""
         n = types.intp
-        signature = types.void(w, n, n, n, y)
+        signature = types.void(w, n, n, y)
 
         def generate(context: Any, builder: Any, signature: Any, values: Any) -> Any:
-            w, w_at, num_blocks, num_rows, y = values
+            w, w_at, depth, y = values
             w = builder.bitcast(address(context, builder, signature.args[0], w, w_at), BYTE)
-            y = address(context, builder, signature.args[4], y, I64(0))
-            builder.call(_define(builder.module, format), [w, num_blocks, num_rows, y])
+            y = address(context, builder, signature.args[3], y, I64(0))
+            builder.call(_define(builder.module, format), [w, depth, y])
             return context.get_dummy_value()
 
         return signature, generate
@@ -60,6 +48,7 @@ unpack_float16 = unpack_from(Format.FLOAT16)
 unpack_block8 = unpack_from(Format.BLOCK8)
 unpack_block6k = unpack_from(Format.BLOCK6K)
 unpack_block5k = unpack_from(Format.BLOCK5K)
+unpack_block5 = unpack_from(Format.BLOCK5)
 unpack_block4 = unpack_from(Format.BLOCK4)
 unpack_block4k = unpack_from(Format.BLOCK4K)
 
@@ -69,31 +58,20 @@ def _define(module: Any, format: Format) -> Any:
     name = f"forerun_unpack_{format.name.lower()}"
     if name in module.globals:
         return module.globals[name]
-    kind = ir.FunctionType(ir.VoidType(), [BYTE, I64, I64, F32.as_pointer()])
+    kind = ir.FunctionType(ir.VoidType(), [BYTE, I64, F32.as_pointer()])
     function = ir.Function(module, kind, name)
     function.linkage = "linkonce_odr"
     function.attributes.add("noinline")
-    w, num_blocks, num_rows, y = function.args
+    w, depth, y = function.args
     builder = ir.IRBuilder(function.append_basic_block())
-    block_bytes = builder.add(builder.mul(num_rows, I64(ROW[format])), I64(HEADER[format]))
 
-    def block(index: Any, _: list[Any]) -> list[Any]:
-        place = builder.gep(w, [builder.mul(index, block_bytes)])
-        header = read_header(builder, format, place)
-        body = builder.gep(place, [I64(HEADER[format])])
-        first = builder.mul(index, num_rows)
+    def row(k: Any, place: Any, scales: list[Any], _: list[Any]) -> list[Any]:
+        for offset, weights in enumerate(read_row(builder, format, place, scales)):
+            at = builder.mul(builder.add(k, I64(offset)), I64(LANES))
+            out = builder.bitcast(builder.gep(y, [at]), vector(F32).as_pointer())
+            builder.store(weights, out, align=4)
+        return []
 
-        def row(index: Any, _: list[Any]) -> list[Any]:
-            place = builder.gep(body, [builder.mul(index, I64(ROW[format]))])
-            k = builder.mul(builder.add(first, index), I64(INPUTS_PER_ROW[format]))
-            for offset, weights in enumerate(read_row(builder, format, place, header)):
-                at = builder.mul(builder.add(k, I64(offset)), I64(LANES))
-                out = builder.bitcast(builder.gep(y, [at]), vector(F32).as_pointer())
-                builder.store(weights, out, align=4)
-            return []
-
-        return repeat(builder, num_rows, [], row)
-
-    repeat(builder, num_blocks, [], block)
+    repeat_rows(builder, format, w, depth, [], row)
     builder.ret_void()
     return function
