@@ -41,7 +41,10 @@ def widened(model: Any) -> Any:
 @pytest.mark.parametrize("dtype", FORMATS)
 def test_the_same_bits_in_every_company(dtype: Any) -> None:
     text = random_tokens(random.Random(4), NUM_TOKENS)
-    check_every_company(half_model(dtype), text, {FORMATS[dtype]})
+    model = half_model(dtype)
+    check_every_company(
+        lambda threads: LeanModel(model, num_threads=threads), text, {FORMATS[dtype]}
+    )
 
 
 @pytest.mark.parametrize("dtype", FORMATS)

@@ -82,8 +82,8 @@ def by_kernel(
         positions.reshape(-1), integers, integers, segments, None, rows, 1, scaling, 0.0, 0, 0,
         H=num_heads, KV=num_shared, G=num_heads // num_shared, GP=group, HD=size,
         HP=max(16, triton.next_power_of_2(size)), MQ=max(1, 16 // group), CHUNK=num_slots,
-        BLOCK=BLOCK, SINKS=False, CAPPED=False, WINDOW=False, TREE=False, PDL=False,
-        num_warps=4, num_stages=3,
+        BLOCK=BLOCK, SINKS=False, CAPPED=False, WINDOW=False, TREE=False, ADDS=False,
+        PDL=False, num_warps=4, num_stages=3,
     )  # fmt: skip  # a row is its only page
     return output
 
