@@ -98,6 +98,8 @@ def figures() -> dict[str, str]:
     speculative = [row for row in same if "plain" not in row.values()]
     sampled = speeds("aarch64-2-cores/laptop-sampled")
     arm = speeds("aarch64-2-cores/laptop")
+    coder, peer = read("x86-2-cores/code"), read("x86-2-cores/cpu_pass-1.5b")
+    coding = [coder[name]["tokens_per_second"] for name in ("default", "plain")]
     drafted, alone = speeds("h200/gpu_batch1"), speeds("h200/gpu_ratio")
     cell = "{}, K {}, agreement {}, batch 1, prompt 64"
     starts = [read(f"{machine}/start")["results"] for machine in ("x86-2-cores", "aarch64-2-cores")]
@@ -109,6 +111,11 @@ def figures() -> dict[str, str]:
         "same text": f"{cases} texts of SmolLM2-135M in each of {len(speculative)} ways",
         "x86": gain("x86-2-cores/laptop"),
         "ARM": gain("aarch64-2-cores/laptop-default"),
+        "1.5B": "[{:.0f} instead of {:.0f}](benchmarks/results/x86-2-cores/code.json), ".format(
+            *coding
+        )
+        + f"{coder['default']['speed_against_plain']['overall']:.2f} times as fast; llama.cpp "
+        + f"[{peer['greedy_tokens_per_second']['llama.cpp']:.0f}]",
         "sampled": f"[{sampled[f'{DEFAULT}, T 0.8']} instead of {sampled[f'{PLAIN}, T 0.8']}]",
         "CPU pass": f"[{arm[PLAIN]}](benchmarks/results/aarch64-2-cores/laptop.json); "
         f"llama.cpp {arm['llama.cpp']} on the same file, "
