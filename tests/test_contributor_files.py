@@ -57,7 +57,7 @@ def test_one_file_can_be_tested() -> None:
     page = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
     (asked,) = re.findall(r"`make (test-fast TESTS=(\S+))`", page)
     assert (ROOT / asked[1]).is_file()
-    how = ["make", "--dry-run", *asked[0].split()]
+    how = ["make", "--no-print-directory", "--dry-run", *asked[0].split()]
     said = subprocess.run(how, cwd=ROOT, capture_output=True, text=True, check=True).stdout
     assert said.splitlines()[-1].endswith(asked[1])
 
