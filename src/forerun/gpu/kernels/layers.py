@@ -5,7 +5,7 @@ chain of tensor-core products in the order of that axis, which gives a row the s
 the size of the tile, and no sum is split by a number that depends on the pass.  Sums that would
 otherwise be reductions over threads, whose order follows the layout of a tile (the squares of a
 norm, the weights of attention), are products with a column of ones.  Attention is cut into chunks
-of a fixed length, which are added up in order by the program that finishes last.
+of a fixed length, which are added up in order.
 
 A norm is applied as a scale after the product. The kernel that computes queries, keys and values
 also rotates them and writes the cache; the other products end with the activation or the residual
