@@ -260,9 +260,6 @@ def less(tensors: dict[str, Any]) -> None:
 
 AT = "mtp.layers.0."
 REFUSED: dict[str, tuple[Any, str]] = {
-    "experts": (lambda t: t.update({f"{AT}mlp.experts.0.up_proj.weight": torch.ones(2, 2)}),
-                r"has experts \(mtp.layers.0.mlp.experts.0"),
-    "compressed": (lambda t: t.update({f"{AT}self_attn.q_a_proj.weight": torch.ones(2, 2)}), "MLA"),
     "quantised": (lambda t: t.update({f"{AT}mlp.up_proj.weight_scale_inv": torch.ones(1)}),
                   "its tensors are quantised .*weight_scale_inv"),
     "whole numbers": (lambda t: t.update({"mtp.fc.weight": torch.ones(32, 64, dtype=torch.int8)}),
@@ -283,6 +280,16 @@ def test_layers_that_cannot_be_read_are_refused(case, tmp_path):
     folder = altered(Layer("qwen").save(tmp_path, mtp_num_hidden_layers=1), change)
     with pytest.raises((InputError, UnsupportedError), match=message):
         MTP(folder)
+
+
+@pytest.mark.parametrize("part", ["mlp.experts.0.up_proj", "self_attn.q_a_proj"])
+def test_parts_that_no_layer_of_the_target_has_are_refused(part, tmp_path):
+    folder = altered(
+        Layer("qwen").save(tmp_path), lambda t: t.update({f"{AT}{part}.weight": torch.ones(2, 2)})
+    )
+    for target in (fr.wrap(model()), lean()):
+        with pytest.raises(UnsupportedError, match=rf"its tensor {AT}{part}.weight is in none"):
+            fr.generate(target, PROMPTS, drafter=f"mtp:{folder}")
 
 
 @pytest.mark.parametrize(
@@ -349,7 +356,7 @@ def test_copies_of_the_embedding_and_later_layers_are_left_alone(tmp_path, capsy
     more["model.layers.5.embed_tokens.weight"] = torch.ones(VOCAB, WIDTH)
     more["model.layers.5.shared_head.head.weight"] = torch.ones(VOCAB, WIDTH)
     found = load(layer.save_within(tmp_path, model(), **more))
-    assert "2 MTP layers; the first makes all guesses" in capsys.readouterr().err
+    assert "2 MTP layers; num_nextn_predict_layers says 1" in capsys.readouterr().err
     expected = load(layer.save(tmp_path / "alone"))
     for name, values in expected.weights.items():
         np.testing.assert_array_equal(found.weights[name], values)

@@ -155,6 +155,14 @@ def tensors_of(
 
     choose: selects, from the names of all tensors, those to read; None reads all.
     """
+    found = stored_in(folder)
+    chosen = found if choose is None else choose({*found})
+    return {name: _array(found[name]()) for name in chosen}
+
+
+def stored_in(folder: Path) -> dict[str, Callable[[], Any]]:
+    """A function for each tensor of a published folder that reads it, as a torch tensor of its own
+    type."""
     try:
         import torch
         from safetensors import safe_open
@@ -192,8 +200,7 @@ def tensors_of(
             wrong, cure = f"{file.name} holds more than tensors.", "Leave out what is none."
             raise InputError(explain(wrong, f"{others[0]!r} is none", cure))
         found |= {name: partial(stored.get, name) for name in stored}
-    chosen = found if choose is None else choose({*found})
-    return {name: _array(found[name]()) for name in chosen}
+    return found
 
 
 def _array(value: Any) -> NDArray[Any]:

@@ -23,7 +23,8 @@ class StepByStep(Listener):
     ) -> list[Guess]:
         if shared_noise and (lines := state.lines(turns, self.tokens)) is not None:
             return lines
-        depths = [turn.height if state.can_draft(turn.row) else 0 for turn in turns]
+        most = state.reach
+        depths = [min(turn.height, most) if state.can_draft(turn.row) else 0 for turn in turns]
         growths = [
             Growth(turn, state.texts[turn.row], depth)
             for turn, depth in zip(turns, depths, strict=True)

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from forerun.base.errors import ForerunError, InputError, MissingExtraError, explain
-from forerun.drafters.heads.mtp import belonging
+from forerun.drafters.heads.mtp_layouts import belonging
 from forerun.loading import hub
 
 CURE = (

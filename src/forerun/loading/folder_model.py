@@ -14,7 +14,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig
 
 from forerun.base.arrays import HostArray
 from forerun.base.errors import InputError, explain
-from forerun.drafters.heads.mtp import belonging
+from forerun.drafters.heads.mtp_layouts import belonging
 from forerun.loading.damage import CURE, check_files, config_of, shards_of
 from forerun.loading.folders import check_folder, tokenizer_of
 from forerun.loading.kinds import refuse_other_kinds

@@ -27,6 +27,7 @@ from forerun.rules.types import Drawn
 from forerun.trees.tree import ROOT
 
 MOST_LINES = 128  # drawn at once
+MOST_GUESSES = 1 << 30  # that follow one another, where the runner has no limit
 
 
 @dataclass
@@ -77,6 +78,7 @@ class Listening:
         self.vocab_size = vocab_size
         self.texts = Texts()
         self.runner = runner
+        self.reach: int = getattr(runner, "reach", None) or MOST_GUESSES
         self._reads_last = getattr(runner, "reads_last", False)
         self._rows = runner.start(num_rows, capacity)
         self._heard = [Heard() for _ in range(num_rows)]

@@ -2,90 +2,43 @@
 
 It joins the feature of a token and the embedding of the one after it into one vector, and runs one
 decoder layer over that; embedding and head are the target's.  Layouts differ in the names and in
-which half comes first.  Engines differ in whether a state is read before or after the norm that
-follows it; where no layout settles that, `readings.py` tries both.
+which half comes first (`mtp_layouts.py`).  Engines differ in whether a state is read before or
+after the norm that follows it; where no layout settles that, `readings.py` tries both.  A single
+layer like a Llama's is our network; others are modules of transformers (`mtp_stages.py`).
 """
 
 from __future__ import annotations
 
-import itertools
 import re
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from forerun.base.errors import InputError, UnsupportedError, explain, notice
-from forerun.drafters.folders import description_of, find, kind_of, refuse, tensors_of
+from forerun.base.errors import InputError, UnsupportedError, explain
+from forerun.drafters.folders import description_of, find, kind_of, refuse, stored_in, tensors_of
 from forerun.drafters.heads.design import Design
 from forerun.drafters.heads.eagle3 import Rotation, swapped
 from forerun.drafters.heads.fingerprint import Fingerprint
-from forerun.drafters.heads.published import LAYER, PublishedFiles, matched
+from forerun.drafters.heads.mtp_layouts import Layout, layers_in
+from forerun.drafters.heads.published import MOST_SIZE, PublishedFiles, matched
 
-ENDS = ("norm_embedding", "norm_feature", "join", "norm_head")
-"""The weights before and after the decoder layer, in the order of `Layout.ends`."""
-INSIDE = LAYER | {"norm": ("input_layernorm",)}
+if TYPE_CHECKING:
+    from forerun.drafters.heads.mtp_stages import PublishedStages
+
 MOST_LAYERS = 10_000
-PROMISES = ("num_nextn_predict_layers", "mtp_num_hidden_layers", "num_mtp_layers")
-
-
-@dataclass(frozen=True)
-class Layout:
-    """The names of a layer's tensors in one published layout ({} stands for the layer's number),
-    and how the layer is read."""
-
-    around: str  # the beginning of the names around the decoder layer
-    within: str  # of those of the decoder layer
-    ends: tuple[str, str, str, str]
-    begins_with_feature: bool = False  # the joined vector; else with the embedding
-    reads_normed: Sequence[bool] = (True, False)  # the target's states after its final norm
-    norms_output: Sequence[bool] = (True, False)  # its own output goes on after its norm
-    counts_on: bool = False  # its number is that after the model's last layer
-
-    def numbers(self, names: Iterable[str]) -> list[int]:
-        """The numbers of the layers that have a tensor among these names, in ascending order."""
-        around = re.escape(self.around).replace(r"\{\}", r"(\d+)")
-        name = re.compile(rf"{around}(?:{'|'.join(map(re.escape, self.ends))})\.weight")
-        found = filter(None, map(name.fullmatch, names))
-        return sorted({int(match[1]) if match.lastindex else 0 for match in found})
-
-    def has(self, name: str, number: int) -> bool:
-        """Whether a tensor is one of this layer."""
-        around, within = self.around.format(number), self.within.format(number)
-        rest = name.removeprefix(around)
-        return name.startswith(within) or (rest != name and not rest.startswith("layers."))
-
-    def names(self, number: int) -> dict[str, tuple[str, ...]]:
-        """The names of the published tensors that each of our weights is made of, for one layer."""
-        around, within = self.around.format(number), self.within.format(number)
-        names: dict[str, tuple[str, ...]] = {
-            ours: (around + end,) for ours, end in zip(ENDS, self.ends, strict=True)
-        }
-        inside = {ours: tuple(within + each for each in theirs) for ours, theirs in INSIDE.items()}
-        return names | inside
-
-
-DEEPSEEK = ("enorm", "hnorm", "eh_proj", "shared_head.norm")
-QWEN = ("pre_fc_norm_embedding", "pre_fc_norm_hidden", "fc", "norm")
-MIMO = ("token_layernorm", "hidden_layernorm", "input_proj", "final_layernorm")
-LAYOUTS = (
-    Layout("model.layers.{}.", "model.layers.{}.", DEEPSEEK, counts_on=True),  # and GLM-4.5
-    Layout("mtp.", "mtp.layers.{}.", QWEN, reads_normed=(True,), norms_output=(True,)),
-    Layout("model.mtp_layers.{}.", "model.mtp_layers.{}.", MIMO, begins_with_feature=True),
-    Layout("mtp_layers.{}.", "mtp_layers.{}.", MIMO, norms_output=(True,)),  # `speculators`
-)
 SHARED = re.compile(r".*(embed_tokens|shared_head\.head|lm_head)\.weight")
 """Matches copies of the target's embedding and head, which are left out."""
-OF_OTHERS = {
-    r"\.experts\.|shared_expert|mlp\.gate\.": "its layer has experts",
-    r"\.(q_a|kv_a|kv_b)_": "its keys and values are compressed (MLA)",
-    r"scale|qweight|qzeros|packed|g_idx|absmax|\.SCB": "its tensors are quantised",
-}
-"""Patterns for the names of tensors that our network does not have, each with what such a tensor
-means."""
+
+OTHERS = re.compile(r"\.experts\.|shared_expert|mlp\.gate\.|\.(q_a|kv_a|kv_b)_")
+"""Matches the names of tensors that our network does not have: of experts, and of compressed keys
+(MLA)."""
+QUANTISED = re.compile(r"scale|qweight|qzeros|packed|g_idx|absmax|\.SCB")
+OURS = ("llama", "mistral", "qwen2", "qwen3", "mimo")
+"""The model types whose attention our network computes whatever else a config.json says."""
 
 
 @dataclass(frozen=True)
@@ -102,21 +55,19 @@ class PublishedLayer:
 
     def designs(self, num_layers: int, rotation: Rotation | None) -> dict[str, Design]:
         """Every reading for a target with this many layers, by its description."""
-        found, layout = {}, self.layout
-        for is_normed, norms_output in itertools.product(layout.reads_normed, layout.norms_output):
-            words = [f"states {_when(is_normed)} the final norm"] * (len(layout.reads_normed) > 1)
-            words += [f"outputs {_when(norms_output)} its own"] * (len(layout.norms_output) > 1)
-            found[", ".join(words)] = replace(
+        return {
+            words: replace(
                 self.design,
                 layers=(num_layers,),
-                state_norm="none" if is_normed else "each",
+                state_norm="none" if reads_normed else "each",
                 norms_output=norms_output,
             )
-        return found
+            for words, (reads_normed, norms_output) in self.layout.readings().items()
+        }
 
 
-def load(place: str | Path) -> PublishedLayer:
-    """Read the first MTP layer of a model's own folder, or of a folder that holds nothing else."""
+def load(place: str | Path) -> PublishedLayer | PublishedStages:
+    """Read the MTP layers of a model's own folder, or of a folder that holds nothing else."""
     folder = find(place)
     described = description_of(folder)
     kind = kind_of(folder, described)
@@ -127,37 +78,36 @@ def load(place: str | Path) -> PublishedLayer:
     settings = described | layer
     is_tied = bool(described.get("tie_word_embeddings"))
     head = "model.embed_tokens.weight" if is_tied else "lm_head.weight"
-
-    def choose(names: set[str]) -> Collection[str]:
-        layout, number = _first(folder, settings, names)
-        own = [name for name in names if layout.has(name, number) and not SHARED.match(name)]
-        _check_kind(folder, own)
-        return [*own, head] if head in names else own
-
-    tensors = tensors_of(folder, choose)
-    layout, number = _first(folder, settings, {*tensors})
-    num_layers = settings.get("num_hidden_layers") if kind == "model" else None
+    stored = stored_in(folder)
+    layout, numbers = layers_in(folder, settings, stored)
+    own = {name for name in stored if any(layout.has(name, number) for number in numbers)}
+    own = {name for name in own if not SHARED.match(name)}
+    _check_exact(folder, own)
     is_flat = "speculators_model_type" not in described
+    num_layers = settings.get("num_hidden_layers") if kind == "model" else None
+    if len(numbers) > 1 or _is_of_others(settings, own):
+        from forerun.drafters.heads.mtp_stages import PublishedStages
+
+        width, size = (_size(folder, settings, name) for name in ("hidden_size", "vocab_size"))
+        about = Fingerprint("another model", width, num_layers, size, ())
+        read = {name: stored[name] for name in stored if name in own or name == head}
+        whole = settings if is_flat else layer
+        return PublishedStages(str(place), about, folder, layout, tuple(numbers), read, head, whole)
+    tensors = tensors_of(folder, lambda names: (own | {head}) & names)
     files = Files(folder, settings if is_flat else described, tensors)
     files.check_settings()
-    design = files.design(layout, number)
+    design = files.design(layout, numbers[0])
     size = files.config.vocab_size
     about = Fingerprint("another model", design.hidden_size, num_layers, size, ())
-    names = layout.names(number) | {"head": (head.removesuffix(".weight"),)}
+    names = layout.names(numbers[0]) | {"head": (head.removesuffix(".weight"),)}
     weights = files.weights(design, names)
     if not layout.begins_with_feature:
         weights["join.weight"] = swapped(weights["join.weight"])
     return PublishedLayer(str(place), about, design, weights, np.arange(size), layout)
 
 
-def belonging(names: Collection[str]) -> set[str]:
-    """The names, among a model's tensors, that belong to MTP layers."""
-    found = [layout.around.format(n) for layout in LAYOUTS for n in layout.numbers(names)]
-    return {name for name in names if name.startswith(tuple(found))}
-
-
-def of(target: Any) -> PublishedLayer:
-    """The layer in a target's own files."""
+def of(target: Any) -> PublishedLayer | PublishedStages:
+    """The layers in a target's own files."""
     name = str(target.name).removesuffix("-int8")
     folder = Path(name).expanduser()
     return load(folder if folder.is_dir() else _downloaded(name))
@@ -209,44 +159,28 @@ class Files(PublishedFiles):
         return self._taken(expected, design.shapes, ())
 
 
-def _check_kind(folder: Path, names: Collection[str]) -> None:
-    """Refuse a layer that our network does not compute, before its tensors are read."""
-    for pattern, means in OF_OTHERS.items():
-        for name in filter(re.compile(pattern).search, names):
-            wrong, cure = f"This MTP layer cannot draft here: {means} ({name}).", "Use another one."
-            raise UnsupportedError(explain(wrong, repr(str(folder)), cure))
+def _check_exact(folder: Path, names: Collection[str]) -> None:
+    """Refuse quantised layers, before their tensors are read."""
+    for name in filter(QUANTISED.search, sorted(names)):
+        wrong = f"This MTP layer cannot draft here: its tensors are quantised ({name})."
+        raise UnsupportedError(explain(wrong, repr(str(folder)), "Use another one."))
 
 
-def _first(folder: Path, settings: Mapping[str, Any], names: set[str]) -> tuple[Layout, int]:
-    """The layout of a folder's MTP layers and the number of the first; raises if it has none."""
-    for layout in LAYOUTS:
-        numbers = layout.numbers(names)
-        if len(numbers) > 1:
-            notice(f"{folder} has {len(numbers)} MTP layers; the first makes all guesses")
-        if numbers:
-            _check_first(folder, settings, layout, numbers[0])
-            return layout, numbers[0]
-    promised = next((name for name in PROMISES if settings.get(name)), None)
-    wrong = "No MTP layer is in the files."
-    if promised:
-        wrong = f"config.json promises an MTP layer ({promised}), but no file has its tensors: "
-        wrong += "they were left out of this copy."
-    cure = "Use the repository of the model's makers, or another drafter."
-    raise InputError(explain(wrong, repr(str(folder)), cure))
+def _size(folder: Path, settings: Mapping[str, Any], name: str) -> int:
+    """A size that config.json states; raises if it is none."""
+    size = settings.get(name)
+    if type(size) is int and 0 < size <= MOST_SIZE:
+        return size
+    wrong = f"The MTP layer cannot be read. {name} is no size of its tensors."
+    cure = f"Copy or download {str(folder)!r} again, config.json and weights together."
+    raise InputError(explain(wrong, f"{size!r:.60}", cure))
 
 
-def _check_first(folder: Path, settings: Mapping[str, Any], layout: Layout, number: int) -> None:
-    """Refuse files whose first MTP layer is not there, though a later one is. Layers count from 0,
-    or go on from those of the model."""
-    begins = (0, settings.get("num_hidden_layers")) if layout.counts_on else (0,)
-    if number in begins:
-        return
-    name = layout.around.format(begins[-1])
-    wrong = f"The files have the MTP layer {layout.around.format(number)}* and not the first, "
-    wrong += f"{name}*: it was left out of this copy."
-    cure = "Use the repository of the model's makers, or another drafter."
-    raise InputError(explain(wrong, repr(str(folder)), cure))
-
-
-def _when(is_normed: bool) -> str:
-    return "after" if is_normed else "before"
+def _is_of_others(settings: Mapping[str, Any], names: Collection[str]) -> bool:
+    """Whether a layer has parts that our network lacks, and a module of transformers may have."""
+    if any(map(OTHERS.search, names)):
+        return True
+    rope = settings.get("rope_parameters") or settings.get("rope_scaling") or {}
+    share = rope.get("partial_rotary_factor") or settings.get("partial_rotary_factor") or 1.0
+    is_ours = settings.get("model_type", OURS[0]) in OURS
+    return not is_ours and bool(share != 1.0 or settings.get("attn_output_gate"))

@@ -6,8 +6,9 @@ few of the target's own answers, and the one that agrees most with the target is
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -18,6 +19,7 @@ from forerun.drafters.heads.eagle3 import Published, Rotation
 from forerun.drafters.heads.files import Trained
 from forerun.drafters.heads.fitting import fit
 from forerun.drafters.heads.mtp import PublishedLayer
+from forerun.drafters.heads.runner import Runner
 from forerun.models.base import CpuPass
 
 QUESTIONS = (
@@ -48,7 +50,7 @@ def settle(published: Published | PublishedLayer, target: Any) -> tuple[Trained,
     if "head.weight" not in weights:
         weights["head.weight"] = head_of(target, published.tokens)
     if isinstance(published, PublishedLayer):
-        weights["norm_layers.weight"] = _without_norm(target)
+        weights["norm_layers.weight"] = without_norm(target)
     readings = {
         words: Trained(
             design,
@@ -59,33 +61,51 @@ def settle(published: Published | PublishedLayer, target: Any) -> tuple[Trained,
         )
         for words, design in designs.items()
     }
+    best = likeliest(published.name, target, {
+        words: Reading(
+            head.design.layers, head.design.state_size, head.tokens, partial(fit, head, target)
+        )
+        for words, head in readings.items()
+    })  # fmt: skip
+    return readings[best], best
+
+
+class Reading(NamedTuple):
+    """A head under one interpretation of its files."""
+
+    layers: Sequence[int]  # of the target, whose states it reads
+    width: int  # D, of one such state
+    tokens: Any  # (Vd,), the target's ids
+    runner: Callable[[], Runner]
+
+
+def likeliest(name: str, target: Any, readings: Mapping[str, Reading]) -> str:
+    """The description of the reading that agrees most with the target's own answers."""
     if len(readings) == 1:
-        return next(iter(readings.values())), ""
-    layers = sorted({layer for head in readings.values() for layer in head.design.layers})
+        return next(iter(readings))
+    layers = sorted({layer for reading in readings.values() for layer in reading.layers})
     answers = _answers(target, layers)
-    shares = {words: agreement(head, target, answers, layers) for words, head in readings.items()}
+    shares = {words: agreement(reading, answers, layers) for words, reading in readings.items()}
     best = max(shares, key=lambda words: shares[words])
     rest = "; ".join(
         f"{share:.0%} with {words}" for words, share in shares.items() if words != best
     )
     notice(
-        f"{published.name} leaves open how it was trained.  It is read with {best}: so it agrees "
+        f"{name} leaves open how it was trained.  It is read with {best}: so it agrees "
         f"with {target.name} on {shares[best]:.0%} of tokens ({rest})"
     )
-    return readings[best], best
+    return best
 
 
-def agreement(
-    head: Trained, target: Any, answers: Sequence[Answer], layers: Sequence[int]
-) -> float:
+def agreement(reading: Reading, answers: Sequence[Answer], layers: Sequence[int]) -> float:
     """The share of the target's tokens that a head guesses correctly, one and two tokens ahead.
 
     layers: the layers whose states `answers` contain.
     """
-    runner, rows = fit(head, target), range(len(answers))
+    runner, rows = reading.runner(), range(len(answers))
     state = runner.start(len(answers), max(len(each.tokens) for each in answers) + 1)
-    places = [layers.index(layer) for layer in head.design.layers]
-    width = head.design.state_size
+    places = [layers.index(layer) for layer in reading.layers]
+    width = reading.width
     columns = np.concatenate([np.arange(place * width, (place + 1) * width) for place in places])
     known, hits = [0] * len(answers), 0
     for new in range(NUM_NEW - 2):
@@ -97,10 +117,10 @@ def agreement(
             known[row] = end
         logits = runner.extend(state, rows, features, following)
         nexts = [answer.tokens[answer.num_prompt + new + 1] for answer in answers]
-        hits += int((head.tokens[logits.argmax(1)] == nexts).sum())
+        hits += int((reading.tokens[logits.argmax(1)] == nexts).sum())
         logits = runner.step(state, rows, [-1] * len(answers), nexts)
         nexts = [answer.tokens[answer.num_prompt + new + 2] for answer in answers]
-        hits += int((head.tokens[logits.argmax(1)] == nexts).sum())
+        hits += int((reading.tokens[logits.argmax(1)] == nexts).sum())
     return hits / (2 * (NUM_NEW - 2) * len(answers))
 
 
@@ -153,7 +173,7 @@ def _rotation_of(target: Any) -> Rotation | None:
     return rotary.inv_freq.float().cpu().numpy(), float(rotary.attention_scaling)
 
 
-def _without_norm(target: Any) -> Any:
+def without_norm(target: Any) -> Any:
     """Weights (D,) that undo the target's final norm on its last states, except for their length,
     which the feature's norm removes anyway."""
     if isinstance(target, CpuPass):

@@ -22,7 +22,8 @@ class Runner(Protocol):
     A row's i-th verified entry has position i, counting from 0. A tentative node has the position
     after its parent. Returned arrays may be overwritten by the next call.
 
-    A runner with `reads_last = True` needs only the last of a row's entries.
+    A runner with `reads_last = True` needs only the last of a row's entries. One with a number
+    `reach` makes no more guesses than that in a line.
     """
 
     def start(self, num_rows: int, capacity: int) -> Any:
