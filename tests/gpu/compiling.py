@@ -84,12 +84,14 @@ def layouts_of_attention() -> list[dict[str, Any]]:
 
 
 def sides(made: Any) -> dict[str, Any]:
-    """The inputs that lie side by side in a register, of all operands, and the number of operands
-    that were computed elsewhere and moved."""
+    """The inputs that lie side by side in a register, of all operands, the number of operands that
+    were computed elsewhere and moved, and the number of loads that steps wait for."""
     lines = made.asm["ttgir"].splitlines()
     sides = {int(n) for line in lines for n in re.findall(r"dot_op<.*?kWidth = (\d+)", line)}
     moved = [line for line in lines if "local_alloc %" in line or "convert_layout %made" in line]
-    return {"side by side": sorted(sides), "moved": len(moved)}
+    loops = [place for place, line in enumerate(lines) if re.search("scf.(for|yield)", line)]
+    waits = [line for line in lines[loops[0] : loops[-1]] if " tt.load " in line] if loops else []
+    return {"side by side": sorted(sides), "moved": len(moved), "waits": len(waits)}
 
 
 if __name__ == "__main__":

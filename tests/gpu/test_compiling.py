@@ -41,10 +41,11 @@ def run(program: Path, *names: str) -> Any:
 @pytest.mark.parametrize("names", NARROW)
 def test_narrow_products_keep_the_order_of_inputs(names: list[str]) -> None:
     """As wide ones do, which have two inputs side by side; and weights, made where the product
-    reads them, are not moved.  So does attention to keys of 8 bits, to few and to many queries."""
+    reads them, are not moved, and all that they are made of is copied ahead.  So does attention to
+    keys of 8 bits, to few and to many queries."""
     found = json.loads(run(PROGRAM, *names).stdout)
     assert [one["side by side"] for one in found.pop("keys")] == [[2], [2]]
-    expected = [{"side by side": [2], "moved": 0}] * 4  # a product, and three with experts
+    expected = [{"side by side": [2], "moved": 0, "waits": 0}] * 4  # three of them with experts
     assert found == dict.fromkeys(names, expected)
 
 

@@ -104,6 +104,9 @@ few programs cannot read at the full speed of the memory."""
 MOST_PACKED = 128
 """The most tokens of a pass that multiplies packed matrices directly. A larger pass first writes
 each matrix out, because otherwise all of its tiles of tokens would unpack the same weights."""
+AHEAD, MOST_STAGES = 768, 8
+"""The inputs that a product with a packed matrix requests ahead, in as many short steps as that
+takes, up to the second number."""
 NARROWEST, MOST_NARROWED = 16, 64
 """Tiles get no fewer columns than the first number, and are made narrower only in passes of at most
 the second number of tokens."""
@@ -157,7 +160,9 @@ def packed_tile(
     table = PACKED_TILES[8 if about.bits == 8 else 4][kernel]
     most = min((most for most in table if most >= num_tokens), default=max(table))
     rows = padded(min(num_tokens, most))
-    made = table[most]._replace(rows=rows, depth=about.parts * part)
+    depth = about.parts * part
+    stages = max(table[most].stages, min(MOST_STAGES, -(-AHEAD // depth)))
+    made = table[most]._replace(rows=rows, depth=depth, stages=stages)
     made = _narrowed(made, num_tokens, num_columns, num_outputs)
     width = 2 if kernel in PAIRED else 1
 

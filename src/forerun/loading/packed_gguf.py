@@ -118,7 +118,7 @@ def _q4_k(units: Units, dtype: Any) -> Packed:
     digits = units[:, :, 16:].reshape(len(units), -1, 32)  # of two groups each
     return packed(
         _rows(_nibbles(digits)), _rows(scales), "int4", dtype, offsets=_rows(offsets),
-        whole_scales=_halves(units, 0), whole_offsets=_halves(units, 2),
+        whole_scales=_halves(units, 0).float(), whole_offsets=_halves(units, 2).float(),
     )  # fmt: skip
 
 
@@ -128,7 +128,7 @@ def _q6_k(units: Units, dtype: Any) -> Packed:
     two = torch.cat([high >> 2 * i & 3 for i in range(4)], 2)
     scales = _rows(units[:, :, 192:208]).view(torch.int8)
     numbers = _rows(four | two << 4)
-    return packed(numbers, scales, "int6", dtype, whole_scales=_halves(units, 208))
+    return packed(numbers, scales, "int6", dtype, whole_scales=_halves(units, 208).float())
 
 
 TYPES: dict[str, Callable[[Units, Any], Packed]] = {

@@ -154,62 +154,72 @@ def _numbers(words, more, high, P: tl.constexpr, FORMAT: tl.constexpr):
 
 
 @triton.jit
-def _read(table, at, inside):
-    """Read the entries `at` of a table.
+def _entries(
+    table, n, inside, step, P: tl.constexpr, GROUP: tl.constexpr, K: tl.constexpr,
+    FORMAT: tl.constexpr,
+):  # fmt: skip
+    """Read the entries (BN, 1) for part P of a step from a table with an entry for every GROUP
+    inputs of each row n.
 
-    Entries of 8 bits are read in pairs: one load keeps the first of each pair, another load the
-    second. A shift by a number that is not loaded would move the weights made of it through shared
-    memory.
+    Entries of fewer than 32 bits are read in words of 32, which are copied ahead of the step that
+    needs them; each step would have to wait for narrower loads. Only entries whose place in their
+    word is the same in all steps can be read so: a shift by a number that differs would move the
+    weights made of it through shared memory. Other entries of 8 bits are read in pairs, one load
+    for the first of each pair and another one for the second, because loads of 8 bits would do the
+    same.
     """
-    if table.dtype.element_ty.primitive_bitwidth == 8:
-        pairs = table.to(tl.pointer_type(tl.uint16)) + at // 2
-        low = tl.load(pairs, mask=inside & (at % 2 == 0), other=0)
-        high = tl.load(pairs, mask=inside & (at % 2 == 1), other=0)
-        found = low & 0xFF | high >> 8
+    kind: tl.constexpr = table.dtype.element_ty
+    BITS: tl.constexpr = kind.primitive_bitwidth
+    IN_WORD: tl.constexpr = 32 // BITS
+    IN_ROW: tl.constexpr = K // GROUP
+    INPUTS: tl.constexpr = FORMAT[1] * FORMAT[2]  # of a step
+    IN_STEP: tl.constexpr = INPUTS // GROUP
+    PLACE: tl.constexpr = P * FORMAT[2] // GROUP  # in a step
+    if IN_WORD > 1 and IN_STEP > 0 and IN_STEP % IN_WORD == 0 and IN_ROW % IN_WORD == 0:
+        words = table.to(tl.pointer_type(tl.int32)) + n * (IN_ROW // IN_WORD)
+        words += step * (IN_STEP // IN_WORD) + PLACE // IN_WORD
+        found = tl.load(words, mask=inside, other=0) >> (PLACE % IN_WORD * BITS)
+        found = found.to(tl.int16 if BITS == 16 else tl.int8).to(kind, bitcast=True)
     else:
-        found = tl.load(table + at, mask=inside, other=0)
-    return found.to(table.dtype.element_ty)
+        at = n * IN_ROW + (step * FORMAT[1] + P) * FORMAT[2] // GROUP
+        if BITS == 8:
+            pairs = table.to(tl.pointer_type(tl.uint16)) + at // 2
+            low = tl.load(pairs, mask=inside & (at % 2 == 0), other=0)
+            high = tl.load(pairs, mask=inside & (at % 2 == 1), other=0)
+            found = (low & 0xFF | high >> 8).to(kind)
+        else:
+            found = tl.load(table + at, mask=inside, other=0)
+    return found[:, None]
 
 
 @triton.jit
-def _entries(table, n, inside, number, K: tl.constexpr, FORMAT: tl.constexpr):
-    """Entry `number` of each row of a table of scales or zeros, for the rows n (BN, 1) of a
-    tile."""
-    return _read(table, (n // FORMAT[4]) * (K // FORMAT[3]) + number, inside)[:, None]
-
-
-@triton.jit
-def _scales(like, w, n, inside, number, K: tl.constexpr, FORMAT: tl.constexpr):
-    """Load the scales of a group in the form that `_weights` expects."""
-    scale = _entries(w[1], n, inside, number, K, FORMAT)
+def _scales(
+    like, w, n, inside, step, P: tl.constexpr, K: tl.constexpr, FORMAT: tl.constexpr
+):  # fmt: skip
+    """Load the scales of part P of a step in the form that `_weights` expects."""
+    scale = _entries(w[1], n // FORMAT[4], inside, step, P, FORMAT[3], K, FORMAT)
     if FORMAT[8] == "pairs":
         scale = scale * tl.full((1, 1), FORMAT[9], like.dtype.element_ty)
         bits = scale.to(tl.int16, bitcast=True).to(tl.int32) & 0xFFFF
         found = bits | (bits << 16)
     elif FORMAT[12]:
-        found = _whole(w[4], n, inside, number, K, FORMAT) * scale.to(tl.float32)
+        whole = _entries(w[4], n, inside, step, P, FORMAT[12], K, FORMAT)
+        found = whole.to(tl.float32) * scale.to(tl.float32)
     else:
         found = scale.to(tl.float32) * FORMAT[9]
     return found
 
 
 @triton.jit
-def _whole(table, n, inside, number, K: tl.constexpr, FORMAT: tl.constexpr):
-    """The coarse scale that group `number` shares with neighbouring groups, for the rows n (BN, 1)
-    of a tile."""
-    where = n * (K // FORMAT[12]) + number * FORMAT[3] // FORMAT[12]
-    return tl.load(table + where, mask=inside, other=0)[:, None].to(tl.float32)
-
-
-@triton.jit
 def _weights(
-    like, words, more, high, w, scale, n, inside, number, P: tl.constexpr, K: tl.constexpr,
+    like, words, more, high, w, scale, n, inside, step, P: tl.constexpr, K: tl.constexpr,
     FORMAT: tl.constexpr,
 ):  # fmt: skip
     """Compute the weights of part P of a tile, in the dtype of the pointer `like`."""
     if FORMAT[8] == "pairs":
         if FORMAT[6]:
-            zero = _entries(w[2], n, inside, number, K, FORMAT).to(tl.int32)
+            zero = _entries(w[2], n // FORMAT[4], inside, step, P, FORMAT[3], K, FORMAT)
+            zero = zero.to(tl.int32)
             zero = zero * 0x10001 + FORMAT[10]
         else:
             zero = tl.full((1, 1), FORMAT[5] * 0x10001 + FORMAT[10], tl.int32)
@@ -233,13 +243,16 @@ def _weights(
     else:
         values = _numbers(words, more, high, P, FORMAT)
         if FORMAT[6]:
-            values -= _entries(w[2], n, inside, number, K, FORMAT).to(tl.float32)
+            zero = _entries(w[2], n // FORMAT[4], inside, step, P, FORMAT[3], K, FORMAT)
+            values -= zero.to(tl.float32)
         elif FORMAT[5] > 0:
             values -= FORMAT[5]
         if FORMAT[7]:
-            offset = _entries(w[3], n, inside, number, K, FORMAT).to(tl.float32)
+            offset = _entries(w[3], n // FORMAT[4], inside, step, P, FORMAT[3], K, FORMAT)
+            offset = offset.to(tl.float32)
             if FORMAT[12]:
-                offset *= -_whole(w[5], n, inside, number, K, FORMAT)
+                whole = _entries(w[5], n, inside, step, P, FORMAT[12], K, FORMAT)
+                offset *= -whole.to(tl.float32)
             values = tl.fma(values, scale, offset)  # rounds once, as float32 holds the product
         else:
             values *= scale
@@ -269,9 +282,9 @@ def packed_products(
         a = tl.zeros((MP, BN), tl.float32)
         b = tl.zeros((MP, BN), tl.float32)
     if ONE_SCALE:
-        scale_a = _scales(x, w, n_a, inside, 0, K, FORMAT)
+        scale_a = _scales(x, w, n_a, inside, 0, 0, K, FORMAT)
         if PAIR:
-            scale_b = _scales(x, w, n_b, inside, 0, K, FORMAT)
+            scale_b = _scales(x, w, n_b, inside, 0, 0, K, FORMAT)
     for step in range(K // (PER * PART)):
         where = columns[:, None] * WIDTH + (step * (PART * FORMAT[11]) + h)[None, :]
         words_a = _words(rows_a + where, inside, MASKED)
@@ -281,19 +294,17 @@ def packed_products(
             more_b, high_b = _others(rows_b + where, words_b, inside, MASKED, FORMAT)
         made = x + _after_wait(step) if PDL else x
         for p in tl.static_range(PER):
-            number = step * PER + p
-            k = number * PART + h
-            group = number * PART // FORMAT[3]
+            k = (step * PER + p) * PART + h
             values = tl.load(made + at[:, None] * K + k[None, :], mask=keep[:, None], other=0.0)
             if not ONE_SCALE:
-                scale_a = _scales(x, w, n_a, inside, group, K, FORMAT)
-            wa = _weights(x, words_a, more_a, high_a, w, scale_a, n_a, inside, group, p, K, FORMAT)
+                scale_a = _scales(x, w, n_a, inside, step, p, K, FORMAT)
+            wa = _weights(x, words_a, more_a, high_a, w, scale_a, n_a, inside, step, p, K, FORMAT)
             a = tl.dot(wa, tl.trans(values), a) if MP >= WIDE else tl.dot(values, tl.trans(wa), a)
             if PAIR:
                 if not ONE_SCALE:
-                    scale_b = _scales(x, w, n_b, inside, group, K, FORMAT)
+                    scale_b = _scales(x, w, n_b, inside, step, p, K, FORMAT)
                 wb = _weights(
-                    x, words_b, more_b, high_b, w, scale_b, n_b, inside, group, p, K, FORMAT
+                    x, words_b, more_b, high_b, w, scale_b, n_b, inside, step, p, K, FORMAT
                 )
                 if MP >= WIDE:
                     b = tl.dot(wb, tl.trans(values), b)
@@ -342,8 +353,7 @@ def write_out(w, y, N, K: tl.constexpr, BN: tl.constexpr, FORMAT: tl.constexpr):
     words = _words(at, inside, True)
     more, high = _others(at, words, inside, True, FORMAT)
     for p in tl.static_range(PER):
-        number = step * PER + p
-        group = number * PART // FORMAT[3]
-        scale = _scales(y, w, n, inside, group, K, FORMAT)
-        made = _weights(y, words, more, high, w, scale, n, inside, group, p, K, FORMAT)
-        tl.store(y + rows * K + (number * PART + h)[None, :], made, mask=inside[:, None])
+        scale = _scales(y, w, n, inside, step, p, K, FORMAT)
+        made = _weights(y, words, more, high, w, scale, n, inside, step, p, K, FORMAT)
+        k = (step * PER + p) * PART + h
+        tl.store(y + rows * K + k[None, :], made, mask=inside[:, None])
