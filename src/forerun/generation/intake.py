@@ -16,10 +16,10 @@ from forerun.engine.answer_options import AnswerOptions
 from forerun.engine.request import Request
 from forerun.engine.text import TextStream
 from forerun.generation.prompts import refuse_halves
-from forerun.grammars.base import NOTHING_ALLOWED, Cursor, Grammar
+from forerun.grammars.base import NOTHING_ALLOWED, Cursor, Grammar, allowed_after
 from forerun.models.base import LanguageModel, endings_of
 from forerun.noise.race import fold
-from forerun.sampling.options import Bans, Sampling, allowed_after
+from forerun.sampling.options import Bans, Sampling
 
 
 def make_samples(

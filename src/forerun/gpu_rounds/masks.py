@@ -18,8 +18,7 @@ from forerun.base.errors import ends_process
 from forerun.engine.proposal import Proposal
 from forerun.engine.request import Request
 from forerun.gpu_rounds.kernels.masks import forbid
-from forerun.grammars.base import Words
-from forerun.sampling.options import allowed_words
+from forerun.grammars.base import Words, allowed_words
 
 BLOCK = 2048
 

@@ -8,10 +8,12 @@ chain or tree, so most moves are one token long.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
+
+from forerun.base.errors import InputError, explain, shown
 
 Mask = np.ndarray[Any, np.dtype[np.bool_]]
 Words = np.ndarray[Any, np.dtype[np.int32]]
@@ -132,6 +134,53 @@ def unpacked(words: Words, vocab_size: int) -> Mask:
     """The mask of V tokens that these bits are."""
     octets = words.astype("<i4", copy=False).view(np.uint8)
     return np.unpackbits(octets, count=vocab_size, bitorder="little").view(bool)
+
+
+def allowed_after(
+    grammar: Callable[[Sequence[int]], Any] | Grammar, output: Sequence[int], vocab_size: int
+) -> Mask:
+    """Booleans (V,): the tokens that a grammar allows after an output; ValueError if it allows
+    none."""
+    assert callable(grammar), "a Grammar is bound to its request by then"
+    allowed = _as_row(grammar(output), vocab_size)
+    if not allowed.any():
+        raise ValueError(NOTHING_ALLOWED)
+    return allowed
+
+
+def allowed_words(
+    grammar: Callable[[Sequence[int]], Any] | Grammar, output: Sequence[int], vocab_size: int
+) -> Words:
+    """The tokens that a grammar allows, as a bit mask; a grammar that has a bit mask gives it
+    directly."""
+    words = grammar.words(output) if isinstance(grammar, Cursor) else None
+    if words is None:
+        return packed(allowed_after(grammar, output, vocab_size))
+    if not words.any():
+        raise ValueError(NOTHING_ALLOWED)
+    return words
+
+
+def _as_row(answer: Any, vocab_size: int) -> Mask:
+    """The answer of a grammar, which may be booleans or ids, as booleans (V,)."""
+    if isinstance(answer, Iterable) and not hasattr(answer, "dtype"):
+        answer = list(answer) or np.empty(0, dtype=np.int64)
+    array = np.asarray(answer)
+    if array.dtype != bool and not np.issubdtype(array.dtype, np.integer):
+        cure = f"Return {vocab_size} booleans, or the allowed ids."
+        wrong = "The grammar's function returned neither a mask nor token ids."
+        raise InputError(explain(wrong, f"{shown(answer):.80}", cure))
+    if array.dtype == bool:
+        if array.shape != (vocab_size,):
+            cure = f"Return {vocab_size} booleans, or the allowed ids."
+            raise InputError(explain("The grammar's mask has a wrong shape.", array.shape, cure))
+        return array
+    if array.size and not (array.min() >= 0 and array.max() < vocab_size):
+        cure = f"Ids must lie in 0 .. {vocab_size - 1}."
+        raise InputError(explain("The grammar allows unknown tokens.", array.tolist()[:5], cure))
+    allowed = np.zeros(vocab_size, dtype=bool)
+    allowed[array.astype(np.int64)] = True
+    return allowed
 
 
 def _num_shared(one: list[int], other: list[int]) -> int:
