@@ -172,8 +172,10 @@ class Engine:
             span.request.stats.compiling += compiling
             if span.request.finish_reason is not None:
                 self._leave(span.row)
-        told = enumerate(zip(answered, gained, strict=True))
-        return ended + [pair for index, pair in told if index not in decision.waiting]
+        told = list(zip(answered, gained, strict=True))
+        if decision.waiting:
+            told = [pair for index, pair in enumerate(told) if index not in decision.waiting]
+        return ended + told
 
     def _commit(self, plan: RoundPlan, decision: Decision) -> list[int]:
         """Append the tokens that each request keeps; returns how many each gained."""

@@ -170,9 +170,12 @@ class RoundPlan:
     @cached_property
     def load(self) -> Load:
         """The work of the round."""
-        new = [span for span in self.spans if span.is_new]
-        num_read = sum(span.end - span.start for span in new)
-        return Load(len(self.spans) - len(new), num_read)
+        num_new = num_read = 0
+        for span in self.spans:
+            if span.is_new:
+                num_new += 1
+                num_read += span.end - span.start
+        return Load(len(self.spans) - num_new, num_read)
 
     @cached_property
     def sampling(self) -> SamplingArrays:

@@ -78,8 +78,10 @@ class Schedule:
     def admit(self, welcome: Callable[[int, Request], None]) -> None:
         """Give free rows to waiting requests, as far as memory allows. If another row is reading
         the beginning of a request's text, the request waits until it can take that over."""
-        passed_over: list[Request] = []
         self._num_full = max(0, self._num_full - 1)
+        if not self.waiting:
+            return
+        passed_over: list[Request] = []
         if not any(self._seats.occupants):
             self._num_full = 0
             self._gathering.forget()
@@ -131,14 +133,13 @@ class Schedule:
         lengths, seated = self._state.lengths, self._seated
         if len(seated) > 1:
             seated.sort(key=lambda pair: pair[1].number)
-        ends = self._read(seated) if self._stores_parts else {}
+        ends = self._read(seated)
         spans = []
         for row, request in seated:
             start, end = lengths[row], ends.get(row, len(request.tokens))
             if end > start:
-                is_new = request.status is Status.READING
                 answers = end == len(request.tokens)
-                spans.append(Span(row, request, start, end, is_new, answers))
+                spans.append(Span(row, request, start, end, row in ends, answers))
         return RoundPlan(spans, changes=self._seats.take_changes() if spans else ())
 
     @property
@@ -157,6 +158,8 @@ class Schedule:
         """
         lengths = self._state.lengths
         new = [(row, request) for row, request in seated if request.status is Status.READING]
+        if not self._stores_parts:
+            return {row: len(request.tokens) for row, request in new}
         budget, ends = MOST_TOKENS, {}
         if self._pacing is not None and new:
             num_answered = len(seated) - len(new)

@@ -95,9 +95,11 @@ class DraftPlanner:
 
     def complete(self, plan: RoundPlan) -> RoundPlan:
         """A copy of the plan that also contains what to ask of the drafter."""
+        if self._drafting.drafter is None:
+            return plan
         spans = [span for span in plan.answering if span.row not in self._drafting.abandoned]
         asked = [index for index, span in enumerate(spans) if span.request.is_drafted_for]
-        if self._drafting.drafter is None or not asked:
+        if not asked:
             return plan
         requests = [span.request for span in spans]
         rooms = [request.limit - request.num_output - 1 for request in requests]
