@@ -33,16 +33,6 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return place
 
 
-@pytest.fixture(params=["plain", "lean"])
-def target(request: pytest.FixtureRequest) -> Any:
-    if request.param == "plain":
-        return fr.wrap(tiny_llama(seed=3))
-    pytest.importorskip("numba")
-    from forerun.lean.model import LeanModel
-
-    return LeanModel(tiny_llama(seed=3))
-
-
 def laws_after(folder: Path, text: list[int]) -> Any:
     """Logits (N, Vd) after a text, whose last token the target has not seen: one plain pass over
     the whole text, without a cache."""

@@ -44,16 +44,6 @@ def folder(tmp_path: Path) -> Path:
     return write_second(tmp_path / "second")
 
 
-@pytest.fixture(params=["plain", "lean"])
-def target(request: pytest.FixtureRequest) -> Any:
-    if request.param == "plain":
-        return fr.wrap(tiny_llama(seed=3))
-    pytest.importorskip("numba")
-    from forerun.lean.model import LeanModel
-
-    return LeanModel(tiny_llama(seed=3))
-
-
 def outputs(folder: Path, target: Any, states: Any, tokens: list[int]) -> Any:
     """Logits, and what the selector reads, (N, V + rank), after a text."""
     runner = runner_for(Block(folder).source, target)

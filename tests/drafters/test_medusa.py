@@ -60,16 +60,6 @@ def expected(folder: Path, num_layers: int, text: list[int], head: int) -> Any:
         return (tensors[f"{head}.{num_layers}.weight"] @ hidden).numpy()
 
 
-@pytest.fixture(params=["plain", "lean"])
-def target(request: pytest.FixtureRequest) -> Any:
-    if request.param == "plain":
-        return fr.wrap(tiny_llama(seed=3))
-    pytest.importorskip("numba")
-    from forerun.lean.model import LeanModel
-
-    return LeanModel(tiny_llama(seed=3))
-
-
 @pytest.mark.parametrize("num_layers", [1, 2])
 def test_guesses_are_the_likeliest_of_each_head(num_layers, target, tmp_path):
     folder = save(tmp_path, num_layers=num_layers)
