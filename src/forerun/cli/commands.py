@@ -13,7 +13,7 @@ from typing import Any, NoReturn
 
 from forerun.base.errors import ForerunError, meant
 from forerun.base.version import __version__
-from forerun.cli.flags import answering, checking, measuring
+from forerun.cli.flags import answering, checking, measuring, training
 from forerun.cli.flags.config import LayeredParser
 from forerun.cli.flags.shared import is_model, settle
 
@@ -40,8 +40,8 @@ COMMANDS: dict[str, tuple[Callable[[argparse.ArgumentParser], None], str]] = {
         "measure drafters, draft lengths, batches and temperatures; resumable",
     ),
     "plot": (measuring.plot, "draw a sweep: pictures, and a report that opens from disk"),
-    "train": (measuring.train, "train a drafter for a target on the target's own answers"),
-    "export": (measuring.export, "write a trained drafter as an EAGLE-3 head for other engines"),
+    "train": (training.train, "train a drafter for a target on the target's own answers"),
+    "export": (training.export, "write a trained drafter as an EAGLE-3 head for other engines"),
     "demo": (
         answering.demo,
         "plain and speculative side by side: the same text, and the measured ratio",
