@@ -269,9 +269,10 @@ def law(
 
 def _best(scores: HostArray, logits: HostArray) -> Any:
     """The largest score; raises ValueError if no score is finite."""
-    best, given = scores.max(), logits.max()
+    best = scores.max()
     if np.isfinite(best):
         return best
+    given = logits.max()
     if np.isnan(given) or given == np.inf:
         raise ValueError(NO_NUMBER.format("NaN" if np.isnan(given) else "inf"))
     raise ValueError(NOTHING_LEFT if best == -np.inf else TOO_LARGE.format(scores.dtype))
