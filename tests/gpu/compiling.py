@@ -21,7 +21,7 @@ from forerun.gpu.kernels.attention import attend, attend_whole
 from forerun.gpu.kernels.experts import close_experts, open_experts
 from forerun.gpu.kernels.layers import add_product
 
-ROWS, OUTPUTS, INPUTS = 16, 32, 256
+ROWS, OUTPUTS, INPUTS, AT_ONCE = 16, 32, 1024, 256
 
 
 class Absent:
@@ -43,7 +43,7 @@ def layouts(how: dict[str, Any]) -> dict[str, Any]:
     x, y = torch.empty(ROWS, INPUTS).bfloat16(), torch.empty(ROWS, OUTPUTS).bfloat16()
     return sides(add_product.warmup(
         x, read["w"], None, None, None, y, y, y, 1.0, ROWS, OUTPUTS, UNIT=0.0, K=INPUTS, P=1,
-        BN=OUTPUTS, BK=INPUTS, MP=ROWS, MASKED=False, BIAS=False, ADD=False, NORM=False,
+        BN=OUTPUTS, BK=AT_ONCE, MP=ROWS, MASKED=False, BIAS=False, ADD=False, NORM=False,
         BULK=False, FORMAT=read["FORMAT"], PDL=False, num_warps=2, num_stages=2, grid=(1,),
     ))  # fmt: skip
 
@@ -53,7 +53,7 @@ def layouts_of_experts(how: dict[str, Any]) -> list[dict[str, Any]]:
     read = formats.operand(random_matrix((2 * OUTPUTS, INPUTS), **how))
     x, y = torch.empty(ROWS, INPUTS).bfloat16(), torch.empty(ROWS, OUTPUTS).bfloat16()
     squares, places = torch.empty(ROWS, 0), torch.empty(ROWS, dtype=torch.int32)
-    sizes = {"D": OUTPUTS, "BN": OUTPUTS, "BK": INPUTS, "MP": ROWS, "BIAS": False, "PDL": False}
+    sizes = {"D": OUTPUTS, "BN": OUTPUTS, "BK": AT_ONCE, "MP": ROWS, "BIAS": False, "PDL": False}
     sizes |= {"FORMAT": read["FORMAT"], "num_warps": 4, "num_stages": 2, "grid": (1, 1)}
     made = [
         open_experts.warmup(

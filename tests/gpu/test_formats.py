@@ -153,7 +153,7 @@ def test_a_packed_tile_fits_every_device(kernel: str, number: str) -> None:
     about, part = NUMBERS[number], 16 if number == "int6" else 128
     for memory in (LARGE - RESERVED, SMALL - RESERVED):
         for count in (1, 16, 64, 128, *([512] if kernel == "head" else [])):
-            made = packed_tile(kernel, count, about, part, memory)
+            made = packed_tile(kernel, count, about, part, 20 * part * about.parts, memory)
             columns = made.columns * (2 if kernel in PAIRED else 1)
             step = (columns * about.words + made.rows * about.parts) * part * BYTES
             assert made.stages * step <= memory

@@ -56,7 +56,8 @@ def _tile(kernel: str, matrix: Any, places: int, memory: int) -> Tile:
     """The tile of a product with the experts' matrices. Its rows are places for (token, expert)
     pairs, fewer than requested if a program lacks the memory."""
     if isinstance(matrix, Packed):
-        return packed_tile(kernel, places, NUMBERS[matrix.number], matrix.part, memory)
+        about, depth = NUMBERS[matrix.number], matrix.shape[1]
+        return packed_tile(kernel, places, about, matrix.part, depth, memory)
     return Tile(COLUMNS, _step(matrix.shape[-1]), WARPS, STAGES, places)
 
 

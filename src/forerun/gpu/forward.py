@@ -103,7 +103,8 @@ def tile_of(
     memory = shared_memory(matrix.device)
     if isinstance(matrix, Packed):
         about = NUMBERS[matrix.number]
-        return packed_tile(kernel, num_tokens, about, matrix.part, memory, columns, num_outputs)
+        part, depth = matrix.part, matrix.shape[1]
+        return packed_tile(kernel, num_tokens, about, part, depth, memory, columns, num_outputs)
     return tile(kernel, num_tokens, matrix.shape[1], memory, columns, num_outputs)
 
 

@@ -85,10 +85,10 @@ PACKED_TILES: dict[int, dict[str, dict[int, Tile]]] = {
         "head": {32: Tile(64, 0, 4, 3), 128: Tile(64, 0, 4, 3)},
     },
     4: {
-        "qkv": {32: Tile(16, 0, 4, 3), 64: Tile(32, 0, 4, 3), 128: Tile(64, 0, 4, 2)},
-        "out": {32: Tile(32, 0, 4, 3), 64: Tile(64, 0, 4, 3), 128: Tile(64, 0, 4, 2)},
-        "gate_up": {32: Tile(32, 0, 4, 2), 64: Tile(64, 0, 4, 2), 128: Tile(64, 0, 8, 2)},
-        "down": {32: Tile(32, 0, 4, 6), 64: Tile(64, 0, 4, 3), 128: Tile(64, 0, 4, 2)},
+        "qkv": {32: Tile(32, 0, 4, 4), 64: Tile(32, 0, 4, 3), 128: Tile(64, 0, 4, 2)},
+        "out": {32: Tile(32, 0, 4, 4), 64: Tile(64, 0, 4, 3), 128: Tile(64, 0, 4, 2)},
+        "gate_up": {32: Tile(32, 0, 4, 3), 64: Tile(64, 0, 4, 2), 128: Tile(64, 0, 8, 2)},
+        "down": {32: Tile(32, 0, 4, 4), 64: Tile(64, 0, 4, 3), 128: Tile(64, 0, 4, 2)},
         "head": {32: Tile(64, 0, 4, 3), 128: Tile(64, 0, 4, 2)},
     },
 }
@@ -104,9 +104,14 @@ few programs cannot read at the full speed of the memory."""
 MOST_PACKED = 128
 """The most tokens of a pass that multiplies packed matrices directly. A larger pass first writes
 each matrix out, because otherwise all of its tiles of tokens would unpack the same weights."""
-AHEAD, MOST_STAGES = 768, 8
-"""The inputs that a product with a packed matrix requests ahead, in as many short steps as that
-takes, up to the second number."""
+NARROW_ROWS, LONG, AHEAD = 32, 256, 768
+"""Products of at most the first number of rows with a packed matrix take several steps at once
+where a step has fewer inputs than the second number, and request at least the third number of
+inputs ahead."""
+AT_ONCE = (5, 4, 3, 2)
+"""How many steps may be taken at once, the best first; the number of steps is a multiple."""
+MOST_OF_TABLES = 16
+"""The most bytes of scales and other tables that a row of weights has in a part."""
 NARROWEST, MOST_NARROWED = 16, 64
 """Tiles get no fewer columns than the first number, and are made narrower only in passes of at most
 the second number of tokens."""
@@ -151,24 +156,30 @@ def packed_tile(
     num_tokens: int,
     about: Number,
     part: int,
+    num_inputs: int,
     memory: int,
     num_columns: int | None = None,
     num_outputs: int | None = None,
 ) -> Tile:
     """The tile of a product with a packed matrix. about: the kind of its numbers. part: the number
-    of inputs in a part."""
+    of inputs in a part. num_inputs: those of a row."""
     table = PACKED_TILES[8 if about.bits == 8 else 4][kernel]
     most = min((most for most in table if most >= num_tokens), default=max(table))
     rows = padded(min(num_tokens, most))
     depth = about.parts * part
-    stages = max(table[most].stages, min(MOST_STAGES, -(-AHEAD // depth)))
-    made = table[most]._replace(rows=rows, depth=depth, stages=stages)
+    made = table[most]._replace(rows=rows, depth=depth)
+    if rows <= NARROW_ROWS:
+        steps = num_inputs // depth
+        if depth < LONG:
+            depth *= next((n for n in AT_ONCE if steps % n == 0 and steps > n), 1)
+        made = made._replace(depth=depth, stages=max(made.stages, -(-AHEAD // depth)))
     made = _narrowed(made, num_tokens, num_columns, num_outputs)
     width = 2 if kernel in PAIRED else 1
 
     def num_bytes(made: Tile) -> int:
-        step = made.columns * width * about.words + made.rows * about.parts
-        return made.stages * step * part * BYTES
+        weights = made.columns * width * made.depth * about.words // about.parts
+        tables = made.columns * width * made.depth // part * MOST_OF_TABLES
+        return made.stages * ((weights + made.rows * made.depth) * BYTES + tables)
 
     while num_bytes(made) > memory and made.stages > 2:
         made = made._replace(stages=made.stages - 1)

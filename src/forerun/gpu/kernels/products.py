@@ -262,11 +262,12 @@ def _weights(
 
 @triton.jit
 def packed_products(
-    x, at, keep, w, first, second, inside, K: tl.constexpr, MP: tl.constexpr, BN: tl.constexpr,
-    PAIR: tl.constexpr, MASKED: tl.constexpr, FORMAT: tl.constexpr, PDL: tl.constexpr,
+    x, at, keep, w, first, second, inside, K: tl.constexpr, BK: tl.constexpr, MP: tl.constexpr,
+    BN: tl.constexpr, PAIR: tl.constexpr, MASKED: tl.constexpr, FORMAT: tl.constexpr,
+    PDL: tl.constexpr,
 ):  # fmt: skip
     """Compute what `products` does for a packed matrix w, with the BN rows from `first` on, and
-    those from `second` on if PAIR."""
+    those from `second` on if PAIR. BK: the inputs of the steps that are taken at once."""
     PER: tl.constexpr = FORMAT[1]
     PART: tl.constexpr = FORMAT[2]
     ONE_SCALE: tl.constexpr = FORMAT[3] == K
@@ -285,7 +286,7 @@ def packed_products(
         scale_a = _scales(x, w, n_a, inside, 0, 0, K, FORMAT)
         if PAIR:
             scale_b = _scales(x, w, n_b, inside, 0, 0, K, FORMAT)
-    for step in range(K // (PER * PART)):
+    for step in tl.range(0, K // (PER * PART), loop_unroll_factor=BK // (PER * PART)):
         where = columns[:, None] * WIDTH + (step * (PART * FORMAT[11]) + h)[None, :]
         words_a = _words(rows_a + where, inside, MASKED)
         more_a, high_a = _others(rows_a + where, words_a, inside, MASKED, FORMAT)
@@ -333,7 +334,7 @@ def tile_products(
         a, b = bulk_products(x, row, w, first, second, K, BK, MP, BN, PAIR, PDL)
     elif FORMAT[0] != "":
         a, b = packed_products(
-            x, at, keep, w, first, second, inside, K, MP, BN, PAIR, MASKED, FORMAT, PDL
+            x, at, keep, w, first, second, inside, K, BK, MP, BN, PAIR, MASKED, FORMAT, PDL
         )
     else:
         one = w + tl.cast(first, tl.int64) * K
