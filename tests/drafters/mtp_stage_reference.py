@@ -30,6 +30,11 @@ KINDS: dict[str, tuple[str, dict[str, Any]]] = {
     "qwen": ("Qwen3Next", EXPERTS | {
         "num_experts": NUM_EXPERTS, "shared_expert_intermediate_size": 16,
         "layer_types": ["full_attention"] * NUM_LAYERS}),
+    "qwen hybrid": ("Qwen3Next", EXPERTS | {
+        "num_experts": NUM_EXPERTS, "shared_expert_intermediate_size": 16,
+        "layer_types": ["linear_attention", "linear_attention", "full_attention"],
+        "linear_num_key_heads": 2, "linear_num_value_heads": 2, "linear_key_head_dim": 8,
+        "linear_value_head_dim": 8}),
     "mimo": ("Qwen2", {}),
 }  # fmt: skip
 AROUND = {  # where a layer's tensors and its ends lie, and the names of the ends
@@ -40,9 +45,7 @@ AROUND = {  # where a layer's tensors and its ends lie, and the names of the end
     "mimo": ("model.mtp_layers.{0}.", "model.mtp_layers.{0}.",
              ("token_layernorm", "hidden_layernorm", "input_proj", "final_layernorm")),
 }  # fmt: skip
-AROUND["deepseek"] = AROUND["glm"]
-STATED = {"glm": "num_nextn_predict_layers", "deepseek": "num_nextn_predict_layers",
-          "qwen": "mtp_num_hidden_layers", "mimo": "num_nextn_predict_layers"}  # fmt: skip
+AROUND |= {"deepseek": AROUND["glm"], "qwen hybrid": AROUND["qwen"]}
 
 
 def target_of(kind: str) -> Any:
@@ -94,7 +97,7 @@ class Layers:
             vars(config).clear()
             vars(config).update(kept)
         roughen(self.model.layers)
-        if kind == "qwen":  # all of its layers share what is around them
+        if "qwen" in kind:  # all of its layers share what is around them
             for layer in self.model.layers[1:]:
                 for name in ("enorm", "hnorm", "eh_proj", "post_norm"):
                     getattr(layer, name).load_state_dict(
@@ -178,7 +181,9 @@ class Layers:
         (folder / "model.safetensors.index.json").write_text(json.dumps(index))
         about = json.loads((folder / "config.json").read_text())
         about.pop("num_mtp_layers", None)
-        about |= {STATED[self.kind]: self.count} | stated
+        is_qwen = "qwen" in self.kind
+        promise = "mtp_num_hidden_layers" if is_qwen else "num_nextn_predict_layers"
+        about |= {promise: self.count} | stated
         (folder / "config.json").write_text(json.dumps(about))
         return folder
 

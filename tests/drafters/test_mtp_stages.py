@@ -13,13 +13,15 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from mtp_stage_reference import KINDS, VOCAB, Layers, target_of
+from mtp_stage_reference import KINDS, VOCAB, WIDTH, Layers, target_of
 
 import forerun as fr
 from forerun.base.errors import InputError, UnsupportedError
 from forerun.drafters import MTP
+from forerun.drafters.heads import readings
 from forerun.drafters.heads.mtp import load
 from forerun.drafters.heads.mtp_fitting import fit_stages
+from forerun.drafters.heads.mtp_runner import StageRunner
 from forerun.generation.choosing import make_drafter
 
 NUM_OWN = 4
@@ -173,6 +175,7 @@ def drafting(folder: Path, pass_name: str) -> Any:
     ("kind", "count", "tree", "pass_name"),
     [
         ("glm", 1, None, "transformers"),
+        ("qwen hybrid", 1, None, "transformers"),
         ("qwen", 2, 9, "transformers"),
         ("mimo", 3, None, "lean"),
         ("mimo", 3, 9, "transformers"),
@@ -181,12 +184,13 @@ def drafting(folder: Path, pass_name: str) -> Any:
         pytest.param("mimo", 2, 9, "lean", marks=pytest.mark.slow),
     ],
 )
-def test_24_texts_are_those_of_plain_decoding(kind, count, tree, pass_name, tmp_path):
+def test_texts_are_those_of_plain_decoding(kind, count, tree, pass_name, tmp_path):
     layers = Layers(kind, target_of(kind), count)
     layers.make_likely()
     target, drafter = drafting(layers.save(tmp_path), pass_name), make_drafter("mtp")
-    prompts = [[1 + i, 9, 3 + i % 5, 7][: 1 + i % 4] for i in range(24)]
-    how = {"max_new_tokens": [4 + i % 9 for i in range(24)], "ignore_eos": True, "batch_size": 4}
+    texts = range(6 if "hybrid" in kind else 24)  # its rows are computed one by one
+    prompts = [[1 + i, 9, 3 + i % 5, 7][: 1 + i % 4] for i in texts]
+    how = {"max_new_tokens": [4 + i % 9 for i in texts], "ignore_eos": True, "batch_size": 4}
     for temperature in (0.0, 0.8):
         sampling = fr.Sampling(temperature=temperature, seed=4)
         plain = fr.generate(target, prompts, drafter=None, sampling=sampling, **how)
@@ -195,9 +199,65 @@ def test_24_texts_are_those_of_plain_decoding(kind, count, tree, pass_name, tmp_
         )
         assert [each.tokens for each in found] == [each.tokens for each in plain]
         assert not any(each.stats.notes for each in found)
-        assert sum(each.stats.drafted for each in found) >= 24
-        assert sum(each.stats.accepted for each in found) >= 4
+        assert sum(each.stats.drafted for each in found) >= len(texts)
+        assert sum(each.stats.accepted for each in found) >= len(texts) // 6
     assert drafter.layers == (target.num_layers,)
+
+
+READINGS = [(reads, norms) for reads in (True, False) for norms in (True, False)]
+
+
+@pytest.mark.parametrize(("reads_normed", "norms_output"), READINGS)
+@pytest.mark.parametrize(("kind", "count"), [("glm", 1), ("mimo", 2)])
+def test_what_a_layout_leaves_open_is_found(
+    kind, count, reads_normed, norms_output, tmp_path, monkeypatch, capsys
+):
+    """The answers are those of the layers under the right reading, along random states."""
+    layers, length = Layers(kind, model(kind), count), 6 + readings.NUM_NEW
+
+    def answers(*_: Any) -> list[readings.Answer]:
+        made = []
+        for seed in range(2):
+            torch.manual_seed(seed)
+            tokens, before = torch.randint(VOCAB, (7,)).tolist(), torch.randn(length, WIDTH) * 2
+            after = model(kind).model.norm(before).detach()
+            own = after if reads_normed else before
+            while len(tokens) < length:
+                found = layers.steps(own[: len(tokens) - 1], tokens, 1, norms_output)
+                tokens += [int(logits.argmax()) for logits in found]
+            made.append(readings.Answer(tokens, 6, after.numpy()))
+        return made
+
+    monkeypatch.setattr(readings, "_answers", answers)
+    drafter = MTP(layers.save(tmp_path))
+    fr.generate(fr.wrap(model(kind)), [[1, 2]], drafter=drafter, max_new_tokens=2)
+    words = {True: "after", False: "before"}
+    expected = f"states {words[reads_normed]} the final norm, outputs {words[norms_output]} its own"
+    assert drafter.reading == expected
+    assert f"It is read with {expected}" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("kind", ["qwen", "qwen hybrid"])
+def test_each_token_of_a_text_is_read_once_with_its_state(kind, tmp_path, monkeypatch):
+    """Also where a refused guess sends the target back to an earlier state."""
+    target = drafting(Layers(kind, target_of(kind)).save(tmp_path), "transformers")
+    read, states, whole = [], [], StageRunner.extend
+
+    def extend(self: Any, state: Any, rows: Any, features: Any, tokens: Any) -> Any:
+        read.extend(tokens[0])
+        states.append(torch.as_tensor(features[0]).clone())
+        return whole(self, state, rows, features, tokens)
+
+    monkeypatch.setattr(StageRunner, "extend", extend)
+    how = {"max_new_tokens": 14, "ignore_eos": True, "draft_length": 3}
+    (found,) = fr.generate(target, [[5, 9, 3]], drafter="mtp", **how)
+    text = [5, 9, 3, *found.tokens]
+    assert found.stats.accepted < found.stats.drafted
+    assert len(read) > 10
+    assert read == text[1 : 1 + len(read)]
+    with torch.no_grad():
+        expected = target.model.model(torch.tensor([text[: len(read)]])).last_hidden_state[0]
+    assert (torch.cat(states) - expected).abs().max() <= 1e-5 * expected.abs().max()
 
 
 @pytest.mark.parametrize("rule", ["ratio", "block"])
@@ -251,6 +311,9 @@ REFUSED: dict[str, tuple[Any, str]] = {
         8, 32, dtype=torch.int8)}), "quantised .*gate.weight: int8"),
     "scales": (lambda t: t.update({f"{EXPERT}up_proj.weight_scale_inv": torch.ones(1)}),
                "its tensors are quantised .*up_proj.weight_scale_inv"),
+    "another layout": (lambda t: [t.update({n.replace("layers.3", "mtp.layers.0"): t.pop(n)})
+                                  for n in list(t)],
+                       r"layout of these MTP layers is not known here \(model.mtp.layers.0"),
     "nothing of it": (dropped("layers.3."), r"promises an MTP layer \(num_nextn_predict_layers\)"),
 }  # fmt: skip
 

@@ -17,6 +17,16 @@ from forerun.models.base import Inspectable
 
 # Gemma3n carries four vectors per token from layer to layer.
 SHOWING = [a for a in ATTENTION if a.strategy == "crop" and a.kind != "gemma3n_text"]
+HYBRID = [a for a in RECURRENT if a.kind in ("mamba2", "lfm2", "qwen3_next")]
+
+
+def quiet(model: Any) -> HuggingFaceModel:
+    """A model whose strategy is chosen without its warning."""
+    made = HuggingFaceModel(model)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        assert made.strategy == "snapshot"
+    return made
 
 
 @torch.inference_mode()
@@ -55,6 +65,68 @@ def test_committed_tokens_show_the_states_of_a_plain_pass(architecture: Architec
             assert found.shape == (len(texts[r]) - stored[r], 3 * language_model.hidden_size)
             assert largest(found - expected) <= architecture.tolerance
             texts[r].append(7 + r)
+
+
+@pytest.mark.parametrize("architecture", HYBRID, ids=str)
+def test_what_a_recurrent_model_replays_is_shown_once(architecture: Architecture) -> None:
+    """After a refused guess its state goes back, and what was kept comes in the next pass again."""
+    model = architecture.build()
+    language_model = quiet(model)
+    layers = [language_model.num_layers, 1]
+    state = language_model.start(2, 64)
+    language_model.watch(state, layers)
+    generator = random.Random(4)
+    texts, shown, was_behind = [random_tokens(generator, 9), random_tokens(generator, 3)], [0, 0], 0
+    for step in range(8):
+        pending = [texts[r][state.lengths[r] :] for r in (0, 1)]
+        drafts = [random_tokens(generator, size) for size in (4, 3)]
+        if step % 3 == 1:  # a score that is never committed shows nothing
+            other = random_tokens(generator, 5)
+            language_model.score(state, [0], [pending[0] + other], [6])
+        tokens = [pending[r] + drafts[r] for r in (0, 1)]
+        language_model.score(state, [0, 1], tokens, [5, 4])
+        taken = [generator.randint(0, 4), generator.randint(0, 3)]
+        language_model.commit(state, [0, 1], [len(pending[r]) + taken[r] for r in (0, 1)])
+        for r in (0, 1):
+            texts[r] += drafts[r][: taken[r]]
+            was_behind += state.lengths[r] < len(texts[r])
+            found, expected = (
+                language_model.watched(state, r),
+                fresh_states(model, texts[r], layers),
+            )
+            assert len(found) == len(texts[r]) - shown[r]
+            assert largest(found - expected[shown[r] :]) <= architecture.tolerance
+            assert state.shown[r] == len(texts[r])
+            shown[r] = len(texts[r])
+            texts[r].append(7 + r)
+    assert was_behind >= 4
+
+
+@pytest.mark.parametrize("architecture", HYBRID[-1:], ids=str)
+def test_rows_that_take_over_a_recurrent_state_show_all_of_it(architecture: Architecture) -> None:
+    model = architecture.build()
+    language_model = quiet(model)
+    state = language_model.start(2, 64)
+    language_model.watch(state, [1])
+    text = [(5 * i) % VOCAB_SIZE for i in range(9)]
+    language_model.score(state, [0], [text], [1])
+    language_model.commit(state, [0], [9])
+    assert language_model.copy_prefix(state, 0, 1, 9) == 9
+    language_model.score(state, [1], [[3, 4, 5]], [2])
+    language_model.commit(state, [1], [2])  # goes back to the copied state
+    expected = fresh_states(model, [*text, 3, 4], [1])
+    assert largest(language_model.watched(state, 1) - expected) <= architecture.tolerance
+    assert language_model.truncate(state, 1, 10) == 9
+    language_model.score(state, [1], [[6, 7]], [1])
+    language_model.commit(state, [1], [2])
+    expected = fresh_states(model, [*text, 6, 7], [1])
+    assert largest(language_model.watched(state, 1) - expected) <= architecture.tolerance
+    assert language_model.truncate(state, 1, 4) == 0
+    assert state.shown[1] == 0
+    language_model.score(state, [1], [[8, 9]], [1])
+    language_model.commit(state, [1], [2])
+    expected = fresh_states(model, [8, 9], [1])
+    assert largest(language_model.watched(state, 1) - expected) <= architecture.tolerance
 
 
 def test_long_prompts_and_growing_drafts(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -123,9 +195,6 @@ def test_what_cannot_be_watched_is_refused() -> None:
     several = HuggingFaceModel(next(a for a in ATTENTION if a.kind == "gemma3n_text").build())
     with pytest.raises(UnsupportedError, match=r"one vector per token.*Gemma3n"):
         several.watch(several.start(1, 8), [1])
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        recurrent = HuggingFaceModel(RECURRENT[1].build())
-        state = recurrent.start(1, 8)
-    with pytest.raises(UnsupportedError, match=r"Mamba2ForCausalLM with strategy 'snapshot'"):
-        recurrent.watch(state, [1])
+    without_cache = HuggingFaceModel(Architecture("llama", "crop").build(), strategy="recompute")
+    with pytest.raises(UnsupportedError, match=r"LlamaForCausalLM with strategy 'recompute'"):
+        without_cache.watch(without_cache.start(1, 8), [1])

@@ -152,7 +152,8 @@ class Stepwise:
         if not self._drafting.layers:
             return None, 0
         target: Any = self.target
-        return target.watched(self.state, row), self.state.lengths[row]
+        shown = getattr(self.state, "shown", self.state.lengths)  # some store less than they show
+        return target.watched(self.state, row), shown[row]
 
     def _score(self, plan: RoundPlan, drafts: Sequence[Proposal]) -> HostArray:
         """The target's logits (A, K + 1, V) for the answered spans, after the text and after each

@@ -141,6 +141,9 @@ class Inspectable(Protocol):
         """Hidden states (N, len(layers) * hidden_size) of the tokens that the last commit added
         to a row, side by side in the order of `layers`; an array of the model's library.
 
+        A state that stores fewer tokens than were committed has a list `shown`: for each row the
+        number of tokens whose states were shown. Tokens that are fed again are not shown again.
+
         After a method of `Prefixes`, the next commit shows all tokens of the row instead.
         """
         ...

@@ -21,9 +21,9 @@ from forerun.models.captured_pass import MOST_TOKENS as MOST_CAPTURED
 from forerun.models.captured_pass import CapturedPasses
 from forerun.models.feed import Feed, feeds
 from forerun.models.forward import Forward
-from forerun.models.hidden_states import History
 from forerun.models.padded_pass import FeedPart, branches, columns, plan
 from forerun.models.ragged_cache import Placement, RaggedCache
+from forerun.models.watch import Watch
 
 MOST_TOKENS = 1024  # per row in one pass: bounds the mask and the activations of a long prompt
 MOST_PADDED = 4096  # in all rows of one pass, padding included
@@ -203,7 +203,7 @@ class CropRows:
             ids, last, self._cache, position_ids=positions, attention_mask=mask, **arguments
         )
         if self.watch is not None:
-            self.watch.see(parts, done.hidden_states)
+            self.watch.see([(part.row, len(part)) for part in parts], done.hidden_states)
         return _picked(done.logits, index)
 
     def _captured_pass(
@@ -255,55 +255,3 @@ def group_rows(counts: Sequence[int]) -> list[list[int]]:
         else:
             groups.append([index])
     return [sorted(group) for group in groups]
-
-
-class Watch:
-    """Hidden states of scored tokens per row, kept until a commit says which tokens stay.
-
-    States have the shape (N, layers * hidden size).
-    """
-
-    def __init__(self, layers: Sequence[int], lengths: Sequence[int]) -> None:
-        self.layers = tuple(layers)
-        self._scored: list[list[Any]] = [[] for _ in lengths]  # in parts, since the last commit
-        self._kept: list[Any] = [None] * len(lengths)
-        self._history = History(lengths, torch.cat)
-
-    def forget(self, row: int, known: int = 0) -> None:
-        """Forget all but the first `known` tokens that were scored since the last commit."""
-        self._scored[row] = [torch.cat(self._scored[row])[:known]] if known else []
-
-    def see(self, parts: Sequence[FeedPart], hidden_states: Sequence[Any]) -> None:
-        """Append the states of a pass.
-
-        hidden_states: (R, N, hidden size) for the embedding and after each layer.
-        """
-        device = hidden_states[0].device
-        chosen = [hidden_states[layer].to(device) for layer in self.layers]
-        states = torch.cat(chosen, dim=-1)  # (R, N, layers * hidden size)
-        for index, part in enumerate(parts):
-            self._scored[part.row].append(states[index, : len(part)])
-
-    def keep(self, row: int, path: Sequence[int]) -> None:
-        """Commit: keep the states of a path of scored tokens, and forget the others."""
-        if self._scored[row]:
-            states = torch.cat(self._scored[row])
-            if not isinstance(path, range):
-                states = states[list(path)]
-            elif len(path) < len(states):
-                states = states[: len(path)].clone()  # frees the states of rejected tokens
-            self._kept[row] = self._history.add(row, states)
-        self._scored[row] = []
-
-    def kept(self, row: int) -> Any:
-        """The states that the last commit kept."""
-        return self._kept[row]
-
-    def copy(self, source: int, row: int, length: int) -> None:
-        """Let `row` have the states of the first `length` tokens of `source`."""
-        self._scored[row], self._kept[row] = [], None
-        self._history.copy(source, row, length)
-
-    def release(self, row: int) -> None:
-        self._scored[row], self._kept[row] = [], None
-        self._history.release(row)

@@ -168,9 +168,9 @@ class HuggingFaceModel(NotPickled):
 
         0 is the embedding; `num_layers` is after the final norm, which is what the head reads.
         """
-        if not isinstance(state, CropRows) or not self._shows_states:
-            wrong = "The hidden states of this model cannot be read: that takes the crop strategy "
-            wrong += "and one vector per token and layer."
+        if isinstance(state, RecomputeRows) or not self._shows_states:
+            wrong = "The hidden states of this model cannot be read: that takes a strategy other "
+            wrong += "than recompute, and one vector per token and layer."
             received = f"{type(self.model).__name__} with strategy {self.strategy!r}"
             raise UnsupportedError(explain(wrong, received, "Use a drafter that needs none."))
         check_layers(layers, self.num_layers)
@@ -178,7 +178,7 @@ class HuggingFaceModel(NotPickled):
 
     def watched(self, state: Rows, row: int) -> Any:
         """Hidden states (N, layers * hidden) of the tokens that the last commit added to a row."""
-        watch = state.watch if isinstance(state, CropRows) else None
+        watch = None if isinstance(state, RecomputeRows) else state.watch
         check_watched(watch is not None, row)
         return watch and watch.kept(row)
 

@@ -23,6 +23,7 @@ from transformers.cache_utils import DynamicLayer
 
 from forerun.models.base import Kept, check_commit, shared_prefix
 from forerun.models.forward import Forward
+from forerun.models.watch import Watch
 
 MOST_REPLAYED = 8  # pending tokens fed together with a draft; more get a separate pass
 
@@ -42,6 +43,8 @@ class SnapshotRows:
 
     def __init__(self, forward: Forward, num_rows: int, token_by_token: bool = False) -> None:
         self.lengths = [0] * num_rows
+        self.shown = [0] * num_rows  # tokens whose hidden states a commit has kept
+        self.watch: Watch | None = None
         self._rows = [_Row() for _ in range(num_rows)]
         self._forward = forward
         self._token_by_token = token_by_token
@@ -60,6 +63,13 @@ class SnapshotRows:
         for row, count in zip(rows, counts, strict=True):
             self._commit_row(row, count)
 
+    def watch_layers(self, layers: Sequence[int]) -> None:
+        """Start watching; scores made before that cannot be reused."""
+        for row in range(len(self._rows)):
+            self._forget(row)
+        self.watch = Watch(layers, self.lengths)
+        self.shown[:] = self.lengths
+
     def copy_prefix(self, source: int, row: int, length: int) -> int:
         """Copy the state of `source`; a state that cannot be cropped is copied whole or not at
         all."""
@@ -71,23 +81,32 @@ class SnapshotRows:
         cache, saves = deepcopy((mine.cache, mine.saves[:1]))  # the first save is the last commit
         self._rows[row] = _Row(cache, list(mine.fed), saves)
         self.lengths[row] = self.lengths[source]
-        return self.truncate(row, length)
+        return self._truncate(source, row, length)
 
     def truncate(self, row: int, length: int) -> int:
         """Cut a row to `length` tokens, or empty it if its state cannot be cropped; returns the
         length that it has then."""
+        return self._truncate(row, row, length)
+
+    def _truncate(self, source: int, row: int, length: int) -> int:
+        """The same, for a row whose states are those of `source`."""
         mine = self._rows[row]
-        self._commit_row(row, 0)  # a score that was never committed did not happen
+        self._forget(row)
         if length < self.lengths[row] and length > 0 and is_croppable(mine.cache):
             crop(mine.cache, length)
             self.lengths[row] = length
         elif length < self.lengths[row]:
             self.release(row)
+        self.shown[row] = self.lengths[row]
+        if self.watch is not None:
+            self.watch.copy(source, row, self.lengths[row])
         return self.lengths[row]
 
     def release(self, row: int) -> None:
         self._rows[row] = _Row()
-        self.lengths[row] = 0
+        self.lengths[row] = self.shown[row] = 0
+        if self.watch is not None:
+            self.watch.release(row)
 
     def _score_row(self, row: int, tokens: Sequence[int], num_logits: int) -> Any:
         """Logits (1, num_logits, V).
@@ -99,7 +118,7 @@ class SnapshotRows:
         mine = self._rows[row]
         known = len(mine.fed)
         if shared_prefix(mine.fed, tokens, len(tokens) - num_logits) < known:
-            self._commit_row(row, 0)  # a score that was never committed did not happen
+            self._forget(row)
             known = 0
         settled = len(tokens) - num_logits + 1
         if num_logits == 1 or settled - known <= MOST_REPLAYED or is_croppable(mine.cache):
@@ -118,17 +137,38 @@ class SnapshotRows:
         parts = []
         for begin in range(0, len(tokens), step):
             now = slice(begin, begin + step)
-            arguments = {"position_ids": positions[:, now]} if self._forward.takes_positions else {}
+            arguments: dict[str, Any] = {}
+            if self._forward.takes_positions:
+                arguments["position_ids"] = positions[:, now]
             mine.saves.append((len(mine.fed), save(mine.cache)))
+            if self.watch is not None:
+                arguments["output_hidden_states"] = True
             num_columns = min(num_logits, step)
             done = self._forward(ids[:, now], num_columns, mine.cache, **arguments)
             mine.cache = done.cache
             mine.fed += tokens[now]
+            if self.watch is not None:
+                self.watch.see([(row, len(tokens[now]))], done.hidden_states)
             parts.append(done.logits)
         return parts[0] if len(parts) == 1 else torch.cat(parts[-num_logits:], dim=1)
 
+    def _forget(self, row: int) -> None:
+        """Undo a score that was never committed."""
+        if self.watch is not None:
+            self.watch.forget(row)
+        self._go_back(row, 0)
+
     def _commit_row(self, row: int, kept: int) -> None:
-        """Keep the first `kept` scored tokens of a row, or as many as the last usable save saw."""
+        """Keep the first `kept` scored tokens of a row. Hidden states are kept of all of them, also
+        of those that will be replayed; these are not kept again."""
+        if self.watch is not None:
+            first = self.shown[row] - self.lengths[row]
+            self.watch.keep(row, list(range(first, kept)) if first else range(kept))
+            self.shown[row] += max(kept - first, 0)
+        self._go_back(row, kept)
+
+    def _go_back(self, row: int, kept: int) -> None:
+        """Store the first `kept` scored tokens of a row, or as many as the last usable save saw."""
         mine = self._rows[row]
         if kept < len(mine.fed) and is_croppable(mine.cache):
             crop(mine.cache, self.lengths[row] + kept)

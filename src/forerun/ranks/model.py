@@ -31,6 +31,7 @@ class SpreadRows:
         self.number = number
         self.shard = shard  # this rank's rows
         self.lengths: list[int] = shard.lengths  # one list, which is changed in place
+        self.shown: list[int] = getattr(shard, "shown", shard.lengths)
 
 
 class Outline:

@@ -24,7 +24,8 @@ def fit_stages(published: PublishedStages, target: Any) -> tuple[StageRunner, st
         stage.to(head.device)
         for weight in stage.parameters():  # what is no parameter keeps its precision
             weight.data = weight.data.to(head.dtype)
-    gains = torch.as_tensor(without_norm(target)).to(head)
+    layout = published.layout
+    gains = None if all(layout.reads_normed) else torch.as_tensor(without_norm(target)).to(head)
     runners = {
         words: StageRunner(
             stages,
@@ -34,7 +35,7 @@ def fit_stages(published: PublishedStages, target: Any) -> tuple[StageRunner, st
             norms_output=norms_output,
             gains=None if reads_normed else gains,
         )
-        for words, (reads_normed, norms_output) in published.layout.readings().items()
+        for words, (reads_normed, norms_output) in layout.readings().items()
     }
     layers, ids = (target.num_layers,), np.arange(len(head))
     readings = {

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from forerun.base.errors import InputError, explain, notice
+from forerun.base.errors import InputError, UnsupportedError, explain, notice
 from forerun.drafters.heads.published import LAYER
 
 ENDS = ("norm_embedding", "norm_feature", "join", "norm_head")
@@ -83,6 +83,8 @@ LAYOUTS = (
     Layout("model.mtp_layers.{}.", "model.mtp_layers.{}.", MIMO, begins_with_feature=True),
     Layout("mtp_layers.{}.", "mtp_layers.{}.", MIMO, norms_output=(True,)),  # `speculators`
 )
+UNKNOWN = re.compile(r"(^|\.)(mtp|nextn)")
+"""Matches the names of MTP layers in any layout."""
 
 
 def belonging(names: Collection[str]) -> set[str]:
@@ -107,6 +109,11 @@ def layers_in(
             if most is not None and most < len(numbers):
                 notice(f"{folder} has {len(numbers)} MTP layers; {promise} says {most}")
             return layout, numbers[:most]
+    known = [re.compile(_pattern(layout.within)) for layout in LAYOUTS]
+    strange = (name for name in names if not any(each.match(name) for each in known))
+    if others := sorted(filter(UNKNOWN.search, strange)):
+        wrong = f"The layout of these MTP layers is not known here ({others[0]})."
+        raise UnsupportedError(explain(wrong, repr(str(folder)), "Use another drafter."))
     wrong = "No MTP layer is in the files."
     if promise:
         wrong = f"config.json promises an MTP layer ({promise}), but no file has its tensors: "
