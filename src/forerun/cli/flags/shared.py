@@ -27,6 +27,7 @@ DRAFTERS = (
     "dflash",
     "medusa",
     "mtp",
+    "through-text",
 )
 DRAFTER = (
     f"auto, {', '.join(DRAFTERS)}, a model, none, or several as a+b (default: auto, a trained "
@@ -48,9 +49,20 @@ not among them, because it means something else to each command."""
 Group = argparse._ActionsContainer
 
 
-def flag_of(name: str) -> str:
-    """The flag for the name of an argument: `max_tokens` gives `--max-tokens`."""
-    return "--" + name.replace("_", "-")
+class Named(argparse.Action):
+    """Stores a value, and under which of its names the flag was given."""
+
+    def __call__(
+        self, parser: object, args: argparse.Namespace, value: object, flag: str | None = None
+    ) -> None:
+        setattr(args, self.dest, value)
+        setattr(args, f"{self.dest}_flag", flag)
+
+
+def flag_of(name: str, args: argparse.Namespace | None = None) -> str:
+    """The flag for the name of an argument, as it was typed if it has several names: `max_tokens`
+    gives `--max-tokens`."""
+    return getattr(args, f"{name}_flag", None) or "--" + name.replace("_", "-")
 
 
 def add_model(parser: argparse.ArgumentParser, *, then: str = "", about: str = "") -> None:
@@ -159,6 +171,7 @@ def add_max_tokens(group: Group, default: int) -> None:
         "--max-tokens",
         "--max-new-tokens",
         metavar="N",
+        action=Named,
         type=int,
         default=default,
         help=f"new tokens of an answer, at most (default: {default})",
