@@ -13,7 +13,7 @@ from transformers import PreTrainedTokenizerFast
 
 import forerun as fr
 from forerun import Sampling
-from forerun.drafters import Model, ThroughText, through_text
+from forerun.drafters import Model, ThroughText, registry, through_text
 from forerun.models import FunctionModel, HuggingFaceModel, TableModel
 
 
@@ -53,6 +53,13 @@ def other_tokenizer() -> Any:
     )
     tokenizer.train_from_iterator([*CORPUS, TEXT], trainer)
     return PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token=END)
+
+
+def test_it_has_a_name_on_the_command_line() -> None:
+    other = Other(TEXT)
+    made = registry.make_one("through-text:./other", load=lambda name: other)
+    assert isinstance(made, ThroughText)
+    assert made.model is other
 
 
 TARGET = Reciter(TEXT)

@@ -67,6 +67,7 @@ def test_the_refusal_says_which_models_and_what_to_do() -> None:
     assert "The tokenizers of table(vocab_size=3" in message
     assert "2 tokens with different ids, for example 'a': 0 and 1" in message
     assert "forerun.drafters.ThroughText" in message
+    assert "--drafter through-text:table(vocab_size=3" in message
 
 
 def test_padded_vocabularies_just_work() -> None:

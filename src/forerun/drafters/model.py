@@ -41,8 +41,8 @@ def check_same_vocabulary(target: LanguageModel, draft: LanguageModel) -> None:
             return
         wrong = f"The tokenizers of {target.name} and {draft.name} differ."
         cure = (
-            "Use a drafter of the same family, or forerun.drafters.ThroughText(model) to draft "
-            "through text."
+            "Use a drafter of the same family, or draft through text: "
+            f"forerun.drafters.ThroughText(model), or --drafter through-text:{draft.name}."
         )
         raise InputError(explain(wrong, clash, cure))
     small, large = sorted((target.vocab_size, draft.vocab_size))

@@ -96,6 +96,16 @@ def mtp(*source: str) -> Drafter:
     return made
 
 
+def through_text(model: Any = "") -> Drafter:
+    """Make the drafter `through-text`; its argument is a model with another tokenizer."""
+    from forerun.drafters.through_text import ThroughText
+
+    if model == "":
+        cure = "Name a model, for example through-text:./small-model."
+        raise InputError(explain("through-text needs a model.", "nothing", cure))
+    return ThroughText(model)
+
+
 FACTORIES: dict[str, Factory] = {
     "ngram": NGram,
     "suffix": Suffix,
@@ -107,6 +117,7 @@ FACTORIES: dict[str, Factory] = {
     "dflash": block,
     "medusa": medusa,
     "mtp": mtp,
+    "through-text": through_text,
 }
 """The drafters that come with Forerun, by name."""
 
@@ -132,8 +143,9 @@ def make_one(spec: str, load: Callable[[str], Any] = as_model) -> Drafter:
         wrong = f"{name} takes nothing after a colon."
         cure = f"Write {name}; its options are for Python: {WITHOUT_ARGUMENT[name]}."
         raise InputError(explain(wrong, repr(spec), cure))
+    given = load(argument) if name == "through-text" and argument else argument
     try:
-        made = factory(argument) if colon else factory()
+        made = factory(given) if colon else factory()
         check_verbs(made)
         return made
     except ForerunError:
