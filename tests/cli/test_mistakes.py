@@ -50,6 +50,7 @@ def _settings(monkeypatch: pytest.MonkeyPatch) -> None:
         (["--drafter", "modell:./head"], "Did you mean model?"),
         (["--drafter", "ngram:3"], "ngram takes nothing after a colon"),
         (["--tree", "x"], "--tree is no tree. Received 'x'. Write a number of nodes, 16, or"),
+        (["--drafter", "through-text"], "through-text needs a model. Received nothing. Name"),
         (["--tree", "2,"], "--tree is no tree"),
         (["--tree", "2,0"], "--tree is too small. Received 2,0"),
         (["--tree", "0"], "--tree is too small"),
@@ -78,6 +79,16 @@ def test_a_length_that_is_no_number_says_what_it_may_be(capsys: Capture) -> None
     with pytest.raises(SystemExit, match="2"):
         main(["generate", "A", "--draft-length", "x"])
     assert "--draft-length: a whole number or auto, not 'x'" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("flag", ["--max-tokens", "--max-new-tokens"])
+def test_a_number_that_is_too_small_is_told_with_the_flag_that_was_typed(
+    flag: str, capsys: Capture
+) -> None:
+    for command in (["generate", "A"], ["plan"]):
+        assert main([*command, flag, "-5"]) == 2
+        told = capsys.readouterr().err
+        assert f"forerun {command[0]}: {flag} is too small. Received -5. Use 1 or more" in told
 
 
 def test_a_file_that_is_not_there_is_no_missing_module(capsys: Capture) -> None:

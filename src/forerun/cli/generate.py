@@ -152,7 +152,7 @@ def _checked(args: argparse.Namespace) -> tuple[Sampling, rules.Rule]:
         value = getattr(args, name)
         if isinstance(value, int) and value < least:
             raise InputError(
-                explain(f"{flag_of(name)} is too small.", value, f"Use {least} or more.")
+                explain(f"{flag_of(name, args)} is too small.", value, f"Use {least} or more.")
             )
     if "" in args.stop:
         cure = "Pass the text that should end the answer."

@@ -13,6 +13,7 @@ from pathlib import Path
 
 from forerun import prompts
 from forerun.base.errors import InputError, explain
+from forerun.cli.flags.shared import flag_of
 from forerun.cli.loading import usual_drafters
 
 
@@ -82,7 +83,8 @@ def read_subject(args: argparse.Namespace) -> tuple[list[str], list[prompts.Prom
     """The names of the drafters and the prompts to measure, checked before a model is loaded."""
     if args.max_tokens < 1:
         cure = "Use 1 or more; 64 shows what there is to see."
-        raise InputError(explain("--max-tokens is too small.", args.max_tokens, cure))
+        wrong = f"{flag_of('max_tokens', args)} is too small."
+        raise InputError(explain(wrong, args.max_tokens, cure))
     known = prompts.own() if args.prompts is None else prompts.read(args.prompts)
     names = _drafters(args.drafter or usual_drafters(args.model))
     return names, prompts.pick(known, args.per_group)
