@@ -19,6 +19,13 @@ TEMPLATE = (
 CHAT = [{"role": "system", "content": "the dog"}, {"role": "user", "content": "hello 🦊"}]
 
 
+@pytest.mark.parametrize("call", [fr.generate, fr.stream])
+@pytest.mark.parametrize("model", [Reciter(TEXT), lambda ids: [0.5, 0.5]])
+def test_a_prompt_before_the_model_is_told(call: Any, model: Any) -> None:
+    with pytest.raises(fr.InputError, match=r"swapped\. Received 'the dog', .* stands first"):
+        call("the dog", model)
+
+
 def chatty() -> Reciter:
     model = Reciter(TEXT)
     model.tokenizer = copy.deepcopy(model.tokenizer)

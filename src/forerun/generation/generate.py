@@ -229,6 +229,10 @@ class Run:
         **options: Any,
     ) -> None:
         """options: those of `AnswerOptions` that all prompts share; the others as in `generate`."""
+        if isinstance(target, str) and (callable(prompt) or hasattr(prompt, "vocab_size")):
+            cure = "The model stands first: generate(model, prompt)."
+            wrong = "The target and the prompt are swapped."
+            raise InputError(explain(wrong, f"{shown(target):.40}, {type(prompt).__name__}", cure))
         model = model_of(target)
         check_counts(draft_length, batch_size=batch_size)
         check_choice("errors", errors, ("raise", "return"))
