@@ -279,7 +279,7 @@ def test_refusals_are_counted_and_requests_are_watched() -> None:
         def failed(self, request_id: str, reason: str) -> None:
             told.append(("failed", request_id, reason))
 
-        def refused(self, reason: str, request_id: str | None = None) -> None:
+        def refused(self, reason: str, request_id: str | None = None, owner: str = "") -> None:
             told.append(("refused", reason, request_id))
 
     good = {"body": {**BODY, "n": 2}, "headers": {**bearer("sk-alice-123"), "x-request-id": "r1"}}

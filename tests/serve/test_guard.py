@@ -70,7 +70,7 @@ def test_a_request_that_fails_is_not_refused_too() -> None:
     told: list[str] = []
 
     class Notes(Watcher):
-        def refused(self, reason: str, request_id: str | None = None) -> None:
+        def refused(self, reason: str, request_id: str | None = None, owner: str = "") -> None:
             told.append(f"refused {reason}")
 
         def failed(self, request_id: str, reason: str) -> None:

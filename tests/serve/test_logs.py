@@ -91,6 +91,7 @@ def test_refusals_failures_and_restarts_have_their_levels(lines: io.StringIO) ->
     log = AnswerLog()
     log.received("req-1", "/v1/completions")
     log.refused("queue_full", "req-1")
+    log.refused("rate_limit_exceeded", "req-3", "alice")
     log.received("req-2", "/v1/completions")
     log.failed("req-2", "model")
     log.engine_restarted()
@@ -98,9 +99,11 @@ def test_refusals_failures_and_restarts_have_their_levels(lines: io.StringIO) ->
     shown = [(line["event"], line["level"], line.get("id")) for line in ends]
     assert shown == [
         ("refused", "info", "req-1"),
+        ("refused", "info", "req-3"),
         ("failed", "error", "req-2"),
         ("engine restarted", "warning", None),
     ]
+    assert [line.get("owner") for line in ends] == [None, "alice", None, None]
 
 
 def request(path: str, query: bytes = b"", status: int = 200, error: bool = False) -> None:

@@ -82,7 +82,8 @@ class Guard:
         except Exception as error:
             refusal = self._refusal(error, request_id)
             if not state.get("is_received"):
-                self._watcher.refused(refusal.code or str(refusal.status), request_id)
+                reason, owner = refusal.code or str(refusal.status), state["key"].label
+                self._watcher.refused(reason, request_id, owner)
             if not has_begun:
                 await error_response(refusal)(scope, receive, send_on)
         finally:

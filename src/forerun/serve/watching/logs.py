@@ -197,7 +197,7 @@ class AnswerLog(Watcher):
         self._open[request_id] = {"route": route, "owner": owner, "begin": self._now() - seconds}
         self._tell("received", id=request_id, model=self._model, route=route, owner=owner)
 
-    def refused(self, reason: str, request_id: str | None = None) -> None:
+    def refused(self, reason: str, request_id: str | None = None, owner_label: str = "") -> None:
         """Log that a request was refused, perhaps before its model was known."""
         known = self._open.pop(request_id or "", {})
         self._tell(
@@ -205,7 +205,7 @@ class AnswerLog(Watcher):
             id=request_id,
             model=self._model if known else None,  # else it may not have chosen one yet
             route=known.get("route"),
-            owner=known.get("owner"),
+            owner=known.get("owner") or owner_label or None,
             reason=reason,
         )
 

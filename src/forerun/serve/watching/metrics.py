@@ -227,7 +227,7 @@ class Metrics(Watcher):
         self._families.requests.labels(self._model, self._label("route", route), owner).inc()
         self._visits[request_id] = _Visit(owner, self._now() - seconds)
 
-    def refused(self, reason: str, request_id: str | None = None) -> None:
+    def refused(self, reason: str, request_id: str | None = None, owner_label: str = "") -> None:
         self._visits.pop(request_id or "", None)
         self._families.refused.labels(self._model, self._label("refusal", reason)).inc()
 

@@ -39,9 +39,9 @@ class Watcher:
         seconds: the time since its headers arrived.
         """
 
-    def refused(self, reason: str, request_id: str | None = None) -> None:
+    def refused(self, reason: str, request_id: str | None = None, owner_label: str = "") -> None:
         """Called when a request is refused, for example because the queue is full or its key is
-        unknown."""
+        unknown. owner_label: the name of its key, if that is known."""
 
     def started(self, request_id: str) -> None:
         """Called when a request gets its first row."""
@@ -101,9 +101,9 @@ class Watching(Watcher):
         for watcher in self._watchers:
             watcher.received(request_id, route, owner_label, seconds)
 
-    def refused(self, reason: str, request_id: str | None = None) -> None:
+    def refused(self, reason: str, request_id: str | None = None, owner_label: str = "") -> None:
         for watcher in self._watchers:
-            watcher.refused(reason, request_id)
+            watcher.refused(reason, request_id, owner_label)
 
     def started(self, request_id: str) -> None:
         for watcher in self._watchers:

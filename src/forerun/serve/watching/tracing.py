@@ -55,7 +55,7 @@ class Tracing(Watcher):
             start_time=time.time_ns() - int(1e9 * seconds),
         )
 
-    def refused(self, reason: str, request_id: str | None = None) -> None:
+    def refused(self, reason: str, request_id: str | None = None, owner_label: str = "") -> None:
         self._fail(request_id or "", reason)
 
     def piece(self, request_id: str, choice: int, piece: Piece, stats: Stats | None = None) -> None:
