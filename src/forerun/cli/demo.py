@@ -115,8 +115,8 @@ def _trade(plain: Stats, ahead: Stats) -> str | None:
         return None
     usual, longer = (mean(one.total for one in s.seconds_by_round[1:]) for s in (plain, ahead))
     return (
-        f"A speculative round took as long as {longer / usual:.1f} plain ones and made "
-        f"{mean(ahead.emitted_by_round[1:]):.1f} tokens."
+        "Without the first round, which reads the prompt, a speculative round took as long as "
+        f"{longer / usual:.1f} plain\nones and made {mean(ahead.emitted_by_round[1:]):.2f} tokens."
     )
 
 

@@ -218,7 +218,8 @@ class Files:
         for name in expected:
             if name not in self.tensors:
                 wrong = f"config.json promises {len(names)} Medusa heads of {num_blocks} blocks; "
-                raise self._broken(f"{wrong}the tensor {name} is missing.", len(self.tensors))
+                wrong += f"the tensor {name} is missing."
+                raise self._broken(wrong, f"{len(self.tensors)} tensors")
         if left := sorted(self.tensors.keys() - {*expected}):
             wrong = f"These Medusa heads cannot draft here: nothing is known of {left[0]}."
             raise UnsupportedError(explain(wrong, repr(str(self.folder)), "Use another drafter."))

@@ -83,7 +83,8 @@ def test_the_demo_tells_what_a_round_costs_and_brings() -> None:
         stats.count_seconds(0.0, seconds, 0.0, 0.0)
         assert number > 1 or _trade(plain, ahead) is None
     assert _trade(plain, ahead) == (
-        "A speculative round took as long as 2.0 plain ones and made 3.0 tokens."
+        "Without the first round, which reads the prompt, a speculative round took as long as 2.0 "
+        "plain\nones and made 3.00 tokens."
     )
 
 
