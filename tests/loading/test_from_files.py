@@ -25,7 +25,7 @@ import forerun as fr
 from forerun.base.errors import InputError
 from forerun.doctor.diagnosis import diagnose
 from forerun.gguf.file import read_gguf
-from forerun.lean import blocks
+from forerun.lean import blocks, packed
 from forerun.lean.model import LeanModel
 from forerun.loading import from_files
 from forerun.loading.cache import cache_folder
@@ -214,6 +214,41 @@ def test_only_rows_of_the_embedding_that_are_needed_are_written(path: Path) -> N
     assert np.array_equal(model.embeddings_of([3, 7]), whole[[3, 7]])
     plain = fr.load(path, lean=False).model
     assert np.array_equal(whole, plain.get_input_embeddings().weight.detach().numpy())
+
+
+def test_rows_of_the_embedding_come_from_the_file_that_was_loaded(path: Path) -> None:
+    model = fr.load(path)
+    expected = model.embeddings_of([3])
+    digest = model_digest(model)
+    path.unlink()
+    made(path, seed=1)  # another file of that name
+    assert np.array_equal(model.embeddings_of([5]), model.embedding[[5]])
+    assert np.array_equal(model.embeddings_of([3]), expected)
+    assert model_digest(model) == digest != model_digest(fr.load(path))
+
+
+def test_a_file_that_changes_while_its_model_is_in_use_is_noticed(path: Path) -> None:
+    model = fr.load(path)
+    expected = model.embeddings_of([3])
+    with path.open("r+b") as stream:  # the same file with another byte
+        stream.seek(-1, os.SEEK_END)
+        stream.write(b"x")
+    os.utime(path, (1, 1))
+    assert np.array_equal(model.embeddings_of([3]), expected)
+    for ask in (lambda: model.embeddings_of([7]), lambda: model.embedding):
+        with pytest.raises(InputError, match="was changed while the model is in use"):
+            ask()
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="told by /proc")
+def test_a_row_of_the_embedding_takes_no_large_page() -> None:
+    def taken() -> int:
+        return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+    table = packed._untouched((50_000, 1024))  # 200 MB
+    before = taken()
+    table[::1000] = 1
+    assert taken() - before < 20e6
 
 
 def split(path: Path, folder: Path) -> list[Path]:

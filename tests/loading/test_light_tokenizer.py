@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import json
 import pickle
 from typing import Any
 
@@ -73,6 +74,22 @@ def test_usual_questions_do_not_load_the_whole(whole: Any) -> None:
     pieces = [light.convert_ids_to_tokens(token) for token in range(len(whole))]
     assert pieces == [whole.convert_ids_to_tokens(token) for token in range(len(whole))]
     assert loaded == []
+
+
+def test_pairs_are_kept_in_the_form_that_is_read_faster(whole: Any) -> None:
+    def merges_of(made: Any) -> Any:
+        return json.loads(light_tokenizer.of(made).words.tobytes())["model"]["merges"]
+
+    told = json.loads(whole.backend_tokenizer.to_str())["model"]["merges"]
+    assert merges_of(whole) == [" ".join(pair) for pair in told]
+    assert len(told) > 2
+
+
+@pytest.mark.parametrize("pair", [("a ", "b"), ("#version", "b")])
+def test_pairs_with_a_space_stay_as_they_are(pair: tuple[str, str]) -> None:
+    words = json.dumps({"model": {"merges": [["a", "b"], pair]}})
+    assert light_tokenizer._quick(words) == words
+    assert light_tokenizer._quick('{"model":{"vocab":{}}}') == '{"model":{"vocab":{}}}'
 
 
 def test_tools_calls_and_their_results_do_not_load_the_whole(whole: Any) -> None:

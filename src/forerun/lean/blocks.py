@@ -23,6 +23,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Sequence
 from functools import cache
+from io import FileIO
 from typing import NamedTuple
 
 import numpy as np
@@ -112,12 +113,16 @@ class Raw(NamedTuple):
         rows are used."""
         if self.heads and (begin, end) != (0, self.shape[0]):
             return self.read(0, self.shape[0])[begin:end]
-        found = np.empty((end - begin, self.row_bytes), np.uint8)
         with open(self.file, "rb", buffering=0) as stream:
-            stream.seek(self.begin + begin * self.row_bytes)
-            view, at = found.reshape(-1).data, 0
-            while at < len(view) and (count := stream.readinto(view[at:])):
-                at += count
+            return self.read_from(stream, begin, end)
+
+    def read_from(self, stream: FileIO, begin: int, end: int) -> Bytes:
+        """Like `read`, from the opened file; of a matrix with `heads`, all rows."""
+        found = np.empty((end - begin, self.row_bytes), np.uint8)
+        stream.seek(self.begin + begin * self.row_bytes)
+        view, at = found.reshape(-1).data, 0
+        while at < len(view) and (count := stream.readinto(view[at:])):
+            at += count
         if at < found.size:
             wrong = "The file of the model became shorter while it was read."
             received = f"{os.path.getsize(self.file):,} bytes in {self.file!r}"
@@ -163,6 +168,7 @@ def are_finite(raw: Bytes, type: str) -> bool:
     return True
 
 
+@cache
 def panel_bytes(format: Format, depth: int) -> int:
     """The size of a panel of a matrix with `depth` inputs."""
     if format in BLOCKS:
@@ -235,46 +241,70 @@ def _build_widen(revision: int) -> Callable[..., None]:
 def _write_fours(
     q: NDArray[np.uint32], own: int, bits: int, out: NDArray[np.uint32], at: int, lanes: int
 ) -> None:
-    """Write the q of a block, from word `own` on, as rows of four inputs of each of `lanes`
-    outputs."""
-    four, high = np.uint32(4), np.uint32(0)
+    """Write the q (words, outputs) of a block, from word `own` on, as rows of four inputs of each
+    of `lanes` outputs.  Outputs are the innermost loop, which the compiler makes vectors of."""
+    four, count = np.uint32(4), q.shape[1]
     if bits == 8:
         for i in range(8):
-            out[at + i * lanes] = q[own + i]
+            for lane in range(count):
+                out[at + i * lanes + lane] = q[own + i, lane]
     elif bits == 4:
         for i in range(4):
-            out[at + i * lanes] = q[own + i] | q[own + 4 + i] << four
+            for lane in range(count):
+                out[at + i * lanes + lane] = q[own + i, lane] | q[own + 4 + i, lane] << four
     elif bits == 6:
         for i in range(2):
-            low = q[own + i] & LOW_FOUR
-            out[at + i * lanes] = low | (q[own + 2 + i] & LOW_FOUR) << four
-        for i in range(4):
-            high |= (q[own + i] >> four & LOW_TWO) << np.uint32(2 * i)
-        out[at + 2 * lanes] = high
+            for lane in range(count):
+                low, high = q[own + i, lane] & LOW_FOUR, q[own + 2 + i, lane] & LOW_FOUR
+                out[at + i * lanes + lane] = low | high << four
+        for lane in range(count):
+            high = np.uint32(0)
+            for i in range(4):
+                high |= (q[own + i, lane] >> four & LOW_TWO) << np.uint32(2 * i)
+            out[at + 2 * lanes + lane] = high
     else:
         for i in range(4):
-            low = q[own + i] & LOW_FOUR
-            out[at + i * lanes] = low | (q[own + 4 + i] & LOW_FOUR) << four
-        for i in range(8):
-            high |= (q[own + i] >> four & ONES) << np.uint32(i)
-        out[at + 4 * lanes] = high
+            for lane in range(count):
+                low, high = q[own + i, lane] & LOW_FOUR, q[own + 4 + i, lane] & LOW_FOUR
+                out[at + i * lanes + lane] = low | high << four
+        for lane in range(count):
+            high = np.uint32(0)
+            for i in range(8):
+                high |= (q[own + i, lane] >> four & ONES) << np.uint32(i)
+            out[at + 4 * lanes + lane] = high
+
+
+@inner
+def _digit(q: NDArray[np.uint32], i: int, lane: int) -> np.uint32:
+    """The q of input i of an output, from q (words, outputs)."""
+    return np.uint32(q[i // 4, lane] >> np.uint32(8 * (i % 4)) & np.uint32(255))
 
 
 @inner
 def _write_ones(
-    q: Bytes, own: int, inputs: int, bits: int, chunk: int, out: Bytes, at: int, lanes: int
-) -> None:
-    """Write `inputs` q from `own` on as rows of `chunk` inputs of each of `lanes` outputs."""
+    q: NDArray[np.uint32], own: int, inputs: int, bits: int, chunk: int, out: Bytes, at: int,
+    lanes: int,
+) -> None:  # fmt: skip
+    """Write `inputs` q (words, outputs) from input `own` on as rows of `chunk` inputs of each of
+    `lanes` outputs."""
+    four, low, count = np.uint32(4), np.uint32(15), q.shape[1]
     half = chunk // 2
     for first in range(own, own + inputs, chunk):
-        high = 0
         for i in range(first, first + half):
-            out[at] = q[i] & 15 | (q[i + half] & 15) << 4
+            for lane in range(count):
+                high = _digit(q, i + half, lane) << four
+                out[at + lane] = _digit(q, i, lane) & low | high
             at += lanes
-        for i in range(chunk if bits > 4 else 0):
-            high |= q[first + i] >> 4 << i * (bits - 4)
+        if bits == 8:
+            for lane in range(count):
+                out[at + lane] = _digit(q, first, lane)
+        elif bits > 4:
+            for i in range(chunk):
+                shift = np.uint32(i * (bits - 4))
+                for lane in range(count):
+                    high = _digit(q, first + i, lane) >> four << shift
+                    out[at + lane] = high if i == 0 else out[at + lane] | high
         if bits != 4:
-            out[at] = q[first] if bits == 8 else high
             at += lanes
 
 
@@ -295,8 +325,7 @@ def _build_pack(revision: int) -> Callable[..., bool]:
         out32: NDArray[np.uint32], places: NDArray[np.int64],
     ) -> bool:  # fmt: skip
         """Write rows as panels that begin at `places`; False if some scale is not finite."""
-        q = np.empty(WORDS, np.uint32)
-        bytes = q.view(np.uint8)
+        strip_q = np.empty((WORDS, LANES), np.uint32)
         scales, offsets = np.empty(BLOCKS_OF_UNIT, np.int16), np.empty(BLOCKS_OF_UNIT, np.int16)
         for shape in shapes:
             if shape[0] == format:
@@ -312,10 +341,11 @@ def _build_pack(revision: int) -> Callable[..., bool]:
         for first in range(0, len(raw), lanes):
             panel, strip = divmod(first, LANES)
             begin = places[panel] + strip // lanes * units * unit_bytes
+            every_q = strip_q[:, : min(lanes, len(raw) - first)]
             for unit in range(units):
                 source, to = unit * num_bytes + 0 * revision, begin + unit * unit_bytes
-                for lane in range(min(lanes, len(raw) - first)):
-                    row = raw[first + lane]
+                for lane in range(every_q.shape[1]):
+                    row, q = raw[first + lane], every_q[:, lane]
                     decode(row, source, type, q, scales, offsets)
                     d = bits_of(row, source + d_at)
                     out16[(to >> 1) + lane] = d
@@ -341,17 +371,17 @@ def _build_pack(revision: int) -> Callable[..., bool]:
                                 for i in range(words):
                                     q[j * words + i] = ONES * np.uint32(ZERO_6K - 1)
                         out16[(to >> 1) + lanes + lane] = raised
-                    at = to + header * lanes
-                    if lift or turned:
-                        for i in range(count * words):
-                            q[i] = q[i] + lift ^ turned
-                    for j in range(count):
-                        if side == 4:
-                            _write_fours(q, j * words, bits, out32, (at >> 2) + lane, lanes)
-                        else:
-                            own = j * inputs
-                            _write_ones(bytes, own, inputs, bits, chunk, out, at + lane, lanes)
-                        at += block_bytes
+                if lift or turned:
+                    for i in range(count * words):
+                        for lane in range(every_q.shape[1]):
+                            every_q[i, lane] = every_q[i, lane] + lift ^ turned
+                at = to + header * lanes
+                for j in range(count):
+                    if side == 4:
+                        _write_fours(every_q, j * words, bits, out32, at >> 2, lanes)
+                    else:
+                        _write_ones(every_q, j * inputs, inputs, bits, chunk, out, at, lanes)
+                    at += block_bytes
         return is_finite
 
     return pack

@@ -48,7 +48,7 @@ def with_weights(
     finite, or a file that is too short.
     """
     weights, embedding = about.packed.weights, raws[EMBEDDING]
-    rows = Rows(embedding.type, embedding.read(0, embedding.shape[0]))
+    rows = Rows(embedding)
     names = {name for layer, _ in about.layers for name in layer}
     if names <= raws.keys() and not rows.are_finite():  # else the head is the embedding
         raise damaged(embedding)

@@ -8,8 +8,11 @@ torch is not needed.
 
 from __future__ import annotations
 
+import ctypes
 import os
+import sys
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
@@ -88,13 +91,16 @@ def load_packed(source: Source, name: str, *, is_rounded: bool) -> LeanModel | N
         return None
     if is_rounded and any(raw.shape[1] % BLOCK for raw in raws.values()):
         return None  # which loading it in another way refuses
-    packed = with_weights(note.about, raws, is_rounded=is_rounded)
-    _check_unchanged(source, before)
-    if reason and _size(source.files) > LARGE:
-        notice(f"{name} is tried out at every start, because {reason}")
     if tokenizer is None:
         is_light, load_whole = note.tokenizer.words.size > 0, source.load_tokenizer
         tokenizer = LightTokenizer(note.tokenizer, load_whole) if is_light else load_whole()
+    about = note.about
+    del note
+    _give_back()  # what making the tokenizer took, before the weights take more
+    packed = with_weights(about, raws, is_rounded=is_rounded)
+    _check_unchanged(source, before)
+    if reason and _size(source.files) > LARGE:
+        notice(f"{name} is tried out at every start, because {reason}")
 
     def load_plain() -> Any:
         """Load the model with transformers."""
@@ -235,6 +241,13 @@ def _raws(tensors: Mapping[str, Sequence[Any]], paths: Sequence[Path]) -> dict[s
         name: Raw(name, kind, tuple(shape), str(paths[number]), *rest)
         for name, (kind, shape, number, *rest) in tensors.items()
     }
+
+
+def _give_back() -> None:
+    """Return freed memory to the system, where the C library has a call for that."""
+    if sys.platform == "linux":
+        with suppress(AttributeError):  # musl has none
+            ctypes.CDLL(None).malloc_trim(0)
 
 
 def _size(paths: Sequence[Path]) -> int:

@@ -153,7 +153,7 @@ def of(tokenizer: Any) -> KeptTokenizer:
     """The parts of a light tokenizer equivalent to this one; `NONE` if there is none."""
     try:
         kept = KeptTokenizer(
-            words=np.frombuffer(tokenizer.backend_tokenizer.to_str().encode(), np.uint8),
+            words=np.frombuffer(_quick(tokenizer.backend_tokenizer.to_str()).encode(), np.uint8),
             chat_template=tokenizer.chat_template,
             eos_token_id=tokenizer.eos_token_id,
             special_tokens={
@@ -169,6 +169,17 @@ def of(tokenizer: Any) -> KeptTokenizer:
     except Exception:  # a tokenizer of another kind, or a template that needs more
         return NONE
     return kept if is_same else NONE
+
+
+def _quick(words: str) -> str:
+    """The same JSON text with the pairs of a BPE as `"a b"`, the older form: it is read in two
+    thirds of the time and memory. Pairs that this form could not tell apart stay as they are."""
+    told = json.loads(words)
+    merges = told["model"].get("merges") or []
+    if not merges or any(" " in "".join(pair) or pair[0].startswith("#version") for pair in merges):
+        return words
+    told["model"]["merges"] = [" ".join(pair) for pair in merges]
+    return json.dumps(told, ensure_ascii=False, separators=(",", ":"))
 
 
 def _answers(tokenizer: Any, texts: Sequence[str]) -> list[Any]:

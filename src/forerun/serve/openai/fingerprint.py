@@ -131,9 +131,12 @@ def _device(target: LanguageModel) -> str:
 def _packed_weights(packed: Any) -> list[str]:
     """Each array's digest and each number of a packed model, with their names."""
     from forerun.lean.kept_file import leaves
+    from forerun.lean.packed import Rows
 
     def told(leaf: tuple[str, Any]) -> str:
         name, value = leaf
+        if isinstance(value, Rows):
+            return f"{name} {value.digest()}"
         if not isinstance(value, np.ndarray):
             return f"{name} {value!r}"
         return f"{name} {value.shape} {value.dtype} {_digest_of(np.ascontiguousarray(value))}"
