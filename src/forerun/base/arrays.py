@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Sequence
-from functools import lru_cache, partial
+from functools import cache, lru_cache, partial
 from typing import Any
 
 import array_api_compat as compat
@@ -26,6 +26,13 @@ BLOCK = 256
 """Tokens per vocabulary block: long rows are reduced block by block (noise and draws)."""
 
 
+@cache
+def numpy_namespace() -> Namespace:
+    """NumPy as an array-API namespace. It is made when it is first needed: that imports all parts
+    of NumPy, which takes a tenth of a second."""
+    return compat.array_namespace(np.empty(0))
+
+
 def namespace_of(**named: object) -> Namespace:
     """The array library of the named arguments; NumPy if none is an array.
 
@@ -34,7 +41,7 @@ def namespace_of(**named: object) -> Namespace:
     """
     arrays = {name: value for name, value in named.items() if compat.is_array_api_obj(value)}
     if not arrays:
-        return compat.array_namespace(np.empty(0))
+        return numpy_namespace()
     try:
         return compat.array_namespace(*arrays.values())
     except TypeError as error:

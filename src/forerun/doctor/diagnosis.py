@@ -17,10 +17,9 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-import array_api_compat as compat
 import numpy as np
 
-from forerun.base.arrays import HostArray, to_numpy
+from forerun.base.arrays import HostArray, numpy_namespace, to_numpy
 from forerun.doctor.rounding import Rounding, distance, exact_row, rounding
 from forerun.engine.answer_options import GREEDY, AnswerOptions
 from forerun.engine.request import Request
@@ -152,7 +151,6 @@ def _pass_of(count: int) -> str:
     return f"the pass of {count} draft token{'' if count == 1 else 's'}"
 
 
-XP = compat.array_namespace(np.empty(0))
 TRIALS, TOGETHER = 64, 8
 """The number of random changes tried for each size, and how many of them are tried in one call."""
 EXCUSED = 8.0
@@ -295,8 +293,8 @@ def diagnose(
 def _choices(request: Request, logits: Iterable[HostArray]) -> set[int]:
     """The tokens that plain decoding would choose from each of these logits (V,)."""
     laws = np.stack([request.law(row, (), request.processors).weights for row in logits])  # (N, V)
-    key = seed_key(XP, [request.seed] * len(laws), None)
-    return set(race(XP, laws, key, np.full(len(laws), request.num_output)).tolist())
+    key = seed_key(numpy_namespace(), [request.seed] * len(laws), None)
+    return set(race(numpy_namespace(), laws, key, np.full(len(laws), request.num_output)).tolist())
 
 
 def _gap(

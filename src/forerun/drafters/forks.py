@@ -6,10 +6,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-import array_api_compat as compat
 import numpy as np
 
-from forerun.base.arrays import HostArray
+from forerun.base.arrays import HostArray, numpy_namespace
 from forerun.drafters.base import Turn
 from forerun.drafters.level_growth import Growth
 from forerun.drafters.likeliest import likeliest
@@ -17,8 +16,6 @@ from forerun.noise.race import Purpose, coin, draw, exponentials, race, seed_key
 from forerun.sampling.options import Bans
 from forerun.sampling.options import law as law_of
 from forerun.trees.sibling_laws import Children, draw_children
-
-XP = compat.array_namespace(np.empty(0))
 
 NUM_RACERS = 64
 """The number of likeliest tokens that take part in the race to become children of a tree node."""
@@ -95,13 +92,13 @@ def grow_racing(forks: Sequence[Fork]) -> None:
     racing = [parent for parent in chains if not parent.is_greedy]
     pairs = [(parent, int(parent.law.argmax())) for parent in chains if parent.is_greedy]
     if racing:
-        pairs += zip(racing, race(XP, *_racing(racing)).tolist(), strict=True)
+        pairs += zip(racing, race(numpy_namespace(), *_racing(racing)).tolist(), strict=True)
     for parent, token in pairs:
         parent.growth.add(parent.node, token, parent.growth.level, float(parent.law[token]))
     if trees:
         laws, key, positions = _racing(trees)
         racers = likeliest(laws, NUM_RACERS)  # (F, N)
-        noise = exponentials(XP, key, positions, racers)
+        noise = exponentials(numpy_namespace(), key, positions, racers)
         greedy = np.array([parent.growth.turn.sampling.temperature == 0 for parent in trees])
         speed = np.take_along_axis(laws, racers, axis=1) / np.where(greedy[:, None], 1.0, noise)
         # If the target's logits were the drafter's plus Gumbel noise, the chance of each racer to
@@ -118,9 +115,9 @@ def grow_racing(forks: Sequence[Fork]) -> None:
 
 def _draw(law: HostArray, turn: Turn, place: int) -> int:
     """Draw a token from a law (V,) with the random number of one place in the draft."""
-    key = seed_key(XP, [turn.seed], None)
-    unit = coin(XP, key, np.array([turn.position]), [place], Purpose.DRAFT)[:, 0]
-    return int(draw(XP, law[None, :], unit)[0])
+    key = seed_key(numpy_namespace(), [turn.seed], None)
+    unit = coin(numpy_namespace(), key, np.array([turn.position]), [place], Purpose.DRAFT)[:, 0]
+    return int(draw(numpy_namespace(), law[None, :], unit)[0])
 
 
 def _racing(forks: Sequence[Fork]) -> tuple[HostArray, Any, HostArray]:
@@ -128,5 +125,5 @@ def _racing(forks: Sequence[Fork]) -> tuple[HostArray, Any, HostArray]:
     raced."""
     turns = [parent.growth.turn for parent in forks]
     positions = [parent.growth.turn.position + parent.growth.level for parent in forks]
-    key = seed_key(XP, [turn.seed for turn in turns], None)
+    key = seed_key(numpy_namespace(), [turn.seed for turn in turns], None)
     return np.stack([parent.law for parent in forks]), key, np.array(positions)

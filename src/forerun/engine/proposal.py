@@ -9,9 +9,9 @@ from functools import cache
 from math import inf
 from typing import Any
 
-import array_api_compat as compat
 import numpy as np
 
+from forerun.base.arrays import numpy_namespace
 from forerun.base.errors import InputError, UnsupportedError, explain, wrong_type
 from forerun.drafters.base import Asked, Guess, Turn
 from forerun.models.base import LanguageModel
@@ -22,7 +22,6 @@ from forerun.trees.tree import ROOT, Tree
 
 SHAPES = "a shape known before, like Tree.of_branching((2, 2)) or --tree 2,2"
 """The trees that rules with coins accept, as a phrase for error messages."""
-XP = compat.array_namespace(np.empty(0))
 
 
 @dataclass(frozen=True)
@@ -197,7 +196,7 @@ def _check_law(
     assert guess.probs is not None
     slots = np.arange(count)
     rows, tolerance = np.full_like(slots, turn.row), sum_tolerance(guess.probs)
-    check_rows(XP, guess.probs, rows, slots, "its distribution", tolerance)
+    check_rows(numpy_namespace(), guess.probs, rows, slots, "its distribution", tolerance)
     if not (guess.probs[slots, guess.tokens] > 0).all():
         wrong = "it proposed tokens that its own probabilities call impossible."
         raise UnsupportedError(

@@ -11,10 +11,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
 
-import array_api_compat as compat
 import numpy as np
 
-from forerun.base.arrays import HostArray, to_numpy
+from forerun.base.arrays import HostArray, numpy_namespace, to_numpy
 from forerun.base.clock import working
 from forerun.drafters.base import Outcome
 from forerun.engine.drafting import Drafting
@@ -28,8 +27,6 @@ from forerun.rules.base import Rule, Trial
 from forerun.rules.match import Match
 from forerun.rules.types import DraftLength
 from forerun.trees.tree import Tree
-
-XP = compat.array_namespace(np.empty(0))
 
 
 @dataclass(frozen=True)
@@ -195,7 +192,7 @@ class Stepwise:
         if any(draft.tree is not None for draft in drafts):
             trees = [draft.tree or Tree.chain(len(draft.tokens)) for draft in drafts]
         draft_laws = DraftLaws(drafts, self.target.vocab_size)
-        trial = Trial(XP, tokens, lengths, laws, draft_laws, trees=trees)
+        trial = Trial(numpy_namespace(), tokens, lengths, laws, draft_laws, trees=trees)
         reached, extra = self.rule.decide(trial, self._noise(spans))
         ends = to_numpy(reached).tolist()
         paths = [draft.path(end - 1) for draft, end in zip(drafts, ends, strict=True)]
@@ -205,12 +202,13 @@ class Stepwise:
         """The noise of a round. Its keys are made again only when the set of requests changes."""
         numbers = [span.request.number for span in spans]
         if self._key is None or numbers != self._keyed:
-            self._key = seed_key(XP, [span.request.seed for span in spans], None)
+            self._key = seed_key(numpy_namespace(), [span.request.seed for span in spans], None)
             self._keyed, self._noise_drawn = numbers, {}
         positions = np.array([span.request.num_output for span in spans])
         return TargetNoise(
-            XP, self._key, positions, drawn=self._noise_drawn, row_race=self._row_race
-        )
+            numpy_namespace(), self._key, positions, drawn=self._noise_drawn,
+            row_race=self._row_race,
+        )  # fmt: skip
 
 
 def _kept(num_fed: int, path: Sequence[int], draft: Proposal) -> Kept:

@@ -38,6 +38,7 @@ from forerun.base.arrays import (
     argmax_blocks,
     as_indices,
     in_blocks,
+    numpy_namespace,
     on_host,
     sum_blocks,
     take_blocks,
@@ -55,8 +56,6 @@ from forerun.noise.philox import (
     round_keys,
     word_dtype,
 )
-
-NUMPY = compat.array_namespace(np.empty(0))
 
 Key = Array
 """Philox keys, (rounds, 2, R): one per row."""
@@ -88,7 +87,7 @@ def uniform(
 
     xp: the array library of the result; NumPy if None.
     """
-    xp = xp or compat.array_namespace(np.empty(0))
+    xp = xp or numpy_namespace()
     position, token = xp.broadcast_arrays(*(as_indices(xp, x, None) for x in (position, token)))
     key = seed_key(xp, [seed], compat.device(token))
     key = xp.reshape(key, (*key.shape[:2], *(1 for _ in token.shape)))
@@ -98,7 +97,7 @@ def uniform(
 def uniform_row(seed: int, position: int, num_tokens: int, purpose: Purpose) -> Array:
     """The numbers that `uniform` gives for tokens 0 .. num_tokens - 1, as a NumPy array. Faster,
     because it uses all four words of each counter."""
-    xp = compat.array_namespace(np.empty(0))
+    xp = numpy_namespace()
     quads = xp.arange(-(-num_tokens // 4), dtype=word_dtype(xp))
     words = _words(xp, seed_key(xp, [seed], None), xp.asarray([position]), quads, purpose)
     return _to_unit(xp, np.stack(words, axis=-1).reshape(-1)[:num_tokens])
@@ -117,7 +116,7 @@ def folds(seed: int, count: int) -> list[int]:
     """The results of `fold` for indices 0 .. count - 1."""
     if count <= FEW:
         return [fold(seed, index) for index in range(count)]
-    xp = compat.array_namespace(np.empty(0))
+    xp = numpy_namespace()
     key, index = seed_key(xp, [seed], None), xp.arange(count, dtype=word_dtype(xp))
     low, high, *_ = _words(xp, key, xp.zeros_like(index), index, Purpose.FOLD)
     return [seed, *(low | high << 32)[1:].tolist()]
@@ -372,14 +371,14 @@ def race_row(
     fastest = starts + lane
     fastest_scores = scores.take(fastest, mode="clip")
     fastest_scores[fastest >= size] = -np.inf
-    best = arrival(NUMPY, minimum, weigh(fastest_scores)).min()
+    best = arrival(numpy_namespace(), minimum, weigh(fastest_scores)).min()
     time = minimum[top]
     if likeliest != lane[top]:
         seed = (int(key[0, 0, 0]), int(key[0, 1, 0]))
         unit = uniform_one(seed, position, top * BLOCK + likeliest, Purpose.TARGET)
         time = time - math.log1p(-unit)
     best = min(best, time / float(largest[top]))
-    needed = np.maximum(minimum * (SLACK / best), smallest_weight(NUMPY, minimum.dtype))
+    needed = np.maximum(minimum * (SLACK / best), smallest_weight(numpy_namespace(), minimum.dtype))
     opened = np.flatnonzero(largest >= needed)
     token = starts[opened, None] + np.arange(BLOCK)
     weights = weigh(scores.take(token, mode="clip"))
@@ -388,5 +387,5 @@ def race_row(
         return int(token[row[0], column[0]])
     block, token, weights = opened[row], token[row, column], weights[row, column]
     at = np.full_like(token, position)
-    noise = lane_noise(NUMPY, key, at, token, minimum[block], lane[block])
-    return int(token[arrival(NUMPY, noise, weights).argmin()])
+    noise = lane_noise(numpy_namespace(), key, at, token, minimum[block], lane[block])
+    return int(token[arrival(numpy_namespace(), noise, weights).argmin()])

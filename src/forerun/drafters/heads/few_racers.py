@@ -10,10 +10,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import lru_cache
 
-import array_api_compat as compat
 import numpy as np
 
-from forerun.base.arrays import HostArray
+from forerun.base.arrays import HostArray, numpy_namespace
 from forerun.drafters.forks import fork, grow_racing, grow_sampled
 from forerun.drafters.heads.runner import Logits
 from forerun.drafters.level_growth import Growth
@@ -22,7 +21,6 @@ from forerun.noise.race import Key, exponentials, seed_key
 from forerun.sampling.options import Sampling
 from forerun.trees.sibling_laws import Children
 
-XP = compat.array_namespace(np.empty(0))
 Node = tuple[Growth, int]
 
 NUM_RACERS = 128  # as many as in compiled lines: the law of a flat level has much beyond the first
@@ -124,7 +122,9 @@ def _first_arrivals(
         law = np.exp((racers - racers[:, :1]) / np.where(is_greedy, 1.0, temperatures))
     law = np.where(is_greedy, law, _truncated(law, samplings))
     ids = _named(draft_tokens, columns)
-    noise = exponentials(XP, _key(tuple(turn.seed for turn in turns)), positions, ids)
+    noise = exponentials(
+        numpy_namespace(), _key(tuple(turn.seed for turn in turns)), positions, ids
+    )
     speed = law / np.where(is_greedy, 1.0, noise)
     order = np.argsort(-speed, axis=1, kind="stable")
     shares = speed / speed.sum(axis=1, keepdims=True)
@@ -152,4 +152,4 @@ def _truncated(law: HostArray, samplings: Sequence[Sampling]) -> HostArray:
 
 @lru_cache(maxsize=64)
 def _key(seeds: tuple[int, ...]) -> Key:
-    return seed_key(XP, seeds, None)
+    return seed_key(numpy_namespace(), seeds, None)
