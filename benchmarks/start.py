@@ -70,7 +70,7 @@ def start(cache: str, target: str) -> dict[str, float]:
     spent = time.perf_counter() - began
     if status:
         sys.exit(f"the command failed with {os.waitstatus_to_exitcode(status)}")
-    peak = used.ru_maxrss / (1e6 if sys.platform == "darwin" else 1e3)
+    peak = used.ru_maxrss * (1 if sys.platform == "darwin" else 1024) / 1e6
     busy = used.ru_utime + used.ru_stime
     return {"seconds": spent, "processor_seconds": busy, "peak_megabytes": peak}
 
