@@ -80,6 +80,7 @@ class Layers:
     """Random MTP layers of a target, as transformers makes and runs them."""
 
     def __init__(self, kind: str, target: Any, count: int = 1) -> None:
+        """kind: one of `KINDS`, which says the layout; the layers are those of the target."""
         modules = pytest.importorskip("transformers.modeling_layers")
         if not hasattr(getattr(modules, "MtpModel", None), "forward_layer"):
             pytest.skip("this release of transformers has no module for MTP layers")
@@ -90,7 +91,7 @@ class Layers:
         config.mtp_layer_types = ["full_attention"] * count
         config.mtp_hidden_states_first = kind == "mimo"
         if "layer_types" in kept:
-            config.layer_types = ["full_attention"] * NUM_LAYERS
+            config.layer_types = ["full_attention"] * config.num_hidden_layers
         try:
             self.model = modules.MtpModel(target, count).eval()
         finally:
@@ -147,10 +148,11 @@ class Layers:
 
     def make_likely(self) -> None:
         """Let the layers often agree with their target: they pass the feature on to the head."""
-        is_around_zero = "qwen" in self.kind
+        width = self.target.config.hidden_size
+        is_around_zero = "Next" in type(self.target).__name__
         with torch.no_grad():
             for layer in self.model.layers:
-                halves = [torch.zeros(WIDTH, WIDTH), torch.eye(WIDTH)]
+                halves = [torch.zeros(width, width), torch.eye(width)]
                 if self.kind == "mimo":
                     halves.reverse()
                 layer.eh_proj.weight.copy_(torch.cat(halves, 1))

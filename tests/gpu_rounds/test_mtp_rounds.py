@@ -11,6 +11,7 @@ from interpreting import IN_INTERPRETER
 pytest.importorskip("triton")
 
 from mtp_reference import Layer
+from mtp_stage_reference import Layers
 from tiny import COMMON, build
 
 import forerun as fr
@@ -43,3 +44,30 @@ def test_the_text_does_not_depend_on_the_draft(layout: str, tmp_path: Path) -> N
     engine = Engine(target, executor_of=executor_of, num_rows=2, drafter=drafter, draft_length=2,
                     rule=rules.get("match"))  # fmt: skip
     assert type(engine._executor) is HostDrafts
+
+
+EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16}
+STAGES: dict[str, tuple[str, int, str, dict[str, Any]]] = {
+    "two layers": ("mimo", 2, "llama", {}),
+    "experts": ("qwen", 1, "qwen3_moe", EXPERTS),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("case", STAGES)
+def test_modules_of_transformers_beside_captured_rounds(case: str, tmp_path: Path) -> None:
+    layout, count, kind, more = STAGES[case]
+    model = build(kind, num_hidden_layers=2, vocab_size=50, **more)
+    layers = Layers(layout, model, count)
+    layers.make_likely()
+    drafter = MTP(layers.save(tmp_path))
+    target = GpuModel(model)
+    how: dict[str, Any] = {
+        "sampling": fr.Sampling(temperature=0.8, seed=3), "max_new_tokens": [2, 4, 3],
+        "ignore_eos": True, "batch_size": 2,
+    }  # fmt: skip
+    plain = fr.generate(target, PROMPTS, drafter=None, **how)
+    found = fr.generate(target, PROMPTS, drafter=drafter, draft_length=2, **how)
+    assert [each.tokens for each in found] == [each.tokens for each in plain]
+    assert sum(each.stats.drafted for each in found) > 0
+    assert not any(each.stats.notes for each in found)

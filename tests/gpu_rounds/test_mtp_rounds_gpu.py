@@ -12,6 +12,7 @@ pytest.importorskip("triton")
 pytest.importorskip("transformers")
 
 from mtp_reference import Likely  # noqa: E402
+from mtp_stage_reference import Layers  # noqa: E402
 from tiny import MIDDLING, ON_DEVICE, build  # noqa: E402
 
 import forerun as fr  # noqa: E402
@@ -28,6 +29,34 @@ def test_24_texts_are_those_of_plain_decoding(dtype: Any, layout: str, tmp_path:
     target = GpuModel(build(dtype=dtype, device="cuda", **MIDDLING))
     sizes = {name: value for name, value in MIDDLING.items() if name != "num_hidden_layers"}
     drafter = MTP(Likely(layout, **sizes, rms_norm_eps=1e-6).save(tmp_path))
+    for temperature in (0.0, 0.8):
+        how: dict[str, Any] = {
+            "sampling": fr.Sampling(temperature=temperature, seed=3), "max_new_tokens": 24,
+            "ignore_eos": True, "batch_size": 8,
+        }  # fmt: skip
+        plain = fr.generate(target, PROMPTS, drafter=None, **how)
+        found = fr.generate(target, PROMPTS, drafter=drafter, draft_length=3, **how)
+        assert [each.tokens for each in found] == [each.tokens for each in plain]
+        assert sum(each.stats.drafted for each in found) > 0
+        assert not any(each.stats.notes for each in found)
+
+
+EXPERTS = {"num_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 128}
+STAGES: dict[str, tuple[str, int, str, dict[str, Any]]] = {
+    "three layers": ("mimo", 3, "llama", {}),
+    "experts": ("qwen", 1, "qwen3_moe", EXPERTS),
+    "two layers with experts": ("qwen", 2, "qwen3_moe", EXPERTS),
+}
+
+
+@pytest.mark.parametrize("case", STAGES)
+def test_texts_beside_modules_of_transformers(case: str, tmp_path: Path) -> None:
+    layout, count, kind, more = STAGES[case]
+    model = build(kind, dtype=torch.bfloat16, **MIDDLING, **more)
+    layers = Layers(layout, model, count)
+    layers.make_likely()
+    drafter = MTP(layers.save(tmp_path))
+    target = GpuModel(model.to("cuda"))
     for temperature in (0.0, 0.8):
         how: dict[str, Any] = {
             "sampling": fr.Sampling(temperature=temperature, seed=3), "max_new_tokens": 24,
