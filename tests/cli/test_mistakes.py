@@ -85,7 +85,7 @@ def test_a_length_that_is_no_number_says_what_it_may_be(capsys: Capture) -> None
 def test_a_number_that_is_too_small_is_told_with_the_flag_that_was_typed(
     flag: str, capsys: Capture
 ) -> None:
-    for command in (["generate", "A"], ["plan"]):
+    for command in (["generate", "A"], ["plan"], ["doctor"]):
         assert main([*command, flag, "-5"]) == 2
         told = capsys.readouterr().err
         assert f"forerun {command[0]}: {flag} is too small. Received -5. Use 1 or more" in told
@@ -94,6 +94,17 @@ def test_a_number_that_is_too_small_is_told_with_the_flag_that_was_typed(
 def test_a_file_that_is_not_there_is_no_missing_module(capsys: Capture) -> None:
     assert main(["certify", "--function", "nowhere.py:f"]) == 2
     assert "There is no such file. Received 'nowhere.py'" in capsys.readouterr().err
+
+
+def test_a_module_that_a_function_needs_is_told_by_its_name(
+    tmp_path: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    file = tmp_path / "needs_another.py"
+    file.write_text("import nowhere.at_all\n")
+    assert main(["certify", "--function", f"{file}:verify"]) == 2
+    told = "needs_another imports nowhere, which is not installed here."
+    assert told in capsys.readouterr().err
 
 
 def test_a_misspelt_drafter_is_answered_with_the_names(
@@ -122,7 +133,11 @@ def test_misspelt_commands_and_rules_are_answered_with_the_right_ones(capsys: Ca
     assert capsys.readouterr().err == (
         "forerun: there is no command 'generat'. Did you mean generate?\n"
     )
-    for word, answer in (("s", "serve or simulate or sweep?"), ("nothing", "There are generate,")):
+    for word, answer in (
+        ("s", "serve or simulate or sweep?"),
+        ("bench", "'bench'. Here it is called sweep."),
+        ("nothing", "There are generate,"),
+    ):
         with pytest.raises(SystemExit, match="2"):
             main([word])
         assert answer in capsys.readouterr().err

@@ -132,6 +132,9 @@ def _function(spec: str) -> Any:
     try:
         module = import_module(place)
     except ModuleNotFoundError as error:
+        if error.name is not None and not f"{place}.".startswith(f"{error.name}."):
+            wrong = f"{place} imports {error.name}, which is not installed here."
+            cure = "Install it where Forerun is, or leave that import out."
         raise InputError(explain(wrong, f"{spec} ({error})", cure)) from error
     except Exception as error:  # of that file's own code
         failure = f"{type(error).__name__}: {error}"

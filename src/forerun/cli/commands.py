@@ -72,6 +72,9 @@ EXAMPLES = """examples:
   forerun info
 """
 
+ELSEWHERE = {"bench": "sweep", "benchmark": "sweep", "chat": "generate", "run": "generate"}
+"""Names that commands have in other tools, with ours."""
+
 
 class Parser(LayeredParser):
     """An `ArgumentParser` that accepts no abbreviated options and suggests corrections."""
@@ -94,6 +97,8 @@ class Parser(LayeredParser):
         """Exit with an error that suggests similar commands, or lists all."""
         begun = [name for name in known if name.startswith(word)]
         question = f" Did you mean {' or '.join(begun)}?" if begun else meant(word, known)
+        if not question and word in ELSEWHERE:
+            question = f" Here it is called {ELSEWHERE[word]}."
         question = question or f" There are {', '.join(known)}."
         self.exit(2, f"forerun: there is no command {word!r}.{question}\n")
 

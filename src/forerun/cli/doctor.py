@@ -6,6 +6,7 @@ import argparse
 import json
 from textwrap import shorten
 
+from forerun.cli.flags.shared import check_least
 from forerun.cli.lists import tree
 from forerun.cli.loading import load_drafter, load_target
 from forerun.cli.prompts import read_list
@@ -17,6 +18,7 @@ SHOWN = 32  # characters of a prompt
 
 def run(args: argparse.Namespace) -> int:
     """Print a finding for each prompt, and a summary. Returns status 1 if there is a bug."""
+    check_least(args, draft_length=0, max_tokens=1, batch=1)
     sampling = Sampling(temperature=args.temperature, top_p=args.top_p, seed=args.seed)
     rule, shape = checked_rule(args.rule, sampling), tree("--tree", args.tree)
     prompts = (read_list(args.prompts) if args.prompts else list(SAMPLES))[: args.limit]

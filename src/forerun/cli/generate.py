@@ -13,7 +13,7 @@ from typing import Any
 from forerun import rules
 from forerun.base import clock
 from forerun.base.errors import InputError, explain
-from forerun.cli.flags.shared import SAMPLING, flag_of
+from forerun.cli.flags.shared import SAMPLING, check_least
 from forerun.cli.lists import tree
 from forerun.cli.loading import (
     follow,
@@ -148,12 +148,7 @@ def _checked(args: argparse.Namespace) -> tuple[Sampling, rules.Rule]:
     """Check the arguments before a model is loaded."""
     sampling = Sampling(**{name: getattr(args, name) for name in (*SAMPLING, "seed")})
     rule = rules.get(args.rule)
-    for name, least in (("draft_length", 0), ("max_tokens", 1)):
-        value = getattr(args, name)
-        if isinstance(value, int) and value < least:
-            raise InputError(
-                explain(f"{flag_of(name, args)} is too small.", value, f"Use {least} or more.")
-            )
+    check_least(args, draft_length=0, max_tokens=1)
     if "" in args.stop:
         cure = "Pass the text that should end the answer."
         raise InputError(explain("A stop string is empty.", args.stop, cure))

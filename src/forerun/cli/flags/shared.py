@@ -65,6 +65,15 @@ def flag_of(name: str, args: argparse.Namespace | None = None) -> str:
     return getattr(args, f"{name}_flag", None) or "--" + name.replace("_", "-")
 
 
+def check_least(args: argparse.Namespace, **least: int) -> None:
+    """Refuse arguments that are smaller than the least that makes sense."""
+    for name, number in least.items():
+        value = getattr(args, name)
+        if isinstance(value, int) and value < number:
+            wrong = f"{flag_of(name, args)} is too small."
+            raise InputError(explain(wrong, value, f"Use {number} or more."))
+
+
 def add_model(parser: argparse.ArgumentParser, *, then: str = "", about: str = "") -> None:
     """Let MODEL be given as the first word without a flag, or as `--model`; `settle` finds out
     which.
