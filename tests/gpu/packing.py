@@ -50,10 +50,11 @@ def random_matrix(
     if not whole:
         return packed(numbers, scales, number, dtype, zeros=middles, offsets=added)
     few = num_rows, depth // whole
-    tables = {"whole_scales": (size / 32 * (0.5 + torch.rand(few))).half().float()}
+    coarse = (size / 32 * (0.5 + torch.rand(few))).half()
+    tables = {"whole_scales": coarse if least else coarse.float()}  # as of Q4_K and Q6_K
     if least:
         tables["offsets"] = torch.randint(0, 64, table, dtype=torch.uint8)
-        tables["whole_offsets"] = (size / 4 * (0.5 + torch.rand(few))).half().float()
+        tables["whole_offsets"] = (size / 4 * (0.5 + torch.rand(few))).half()
     multiples = torch.randint(-64 * (not least), 64, table).to(torch.uint8 if least else torch.int8)
     return packed(numbers, multiples, number, dtype, **tables)
 

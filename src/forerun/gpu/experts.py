@@ -66,7 +66,7 @@ def tiles_of(experts: ExpertWeights, num_tokens: int, memory: int) -> tuple[Tile
     places = FEW_PLACES if num_tokens <= FEW_TOKENS else MANY_PLACES
     while True:
         opening = _tile("gate_up", experts.gate_up, places, memory)
-        closing = _tile("down", experts.down, places, memory)
+        closing = _tile("expert_down", experts.down, places, memory)
         if opening.rows == closing.rows == places:
             return opening, closing
         places = min(opening.rows, closing.rows)

@@ -82,6 +82,7 @@ PACKED_TILES: dict[int, dict[str, dict[int, Tile]]] = {
         "out": {32: Tile(32, 0, 4, 4), 64: Tile(64, 0, 4, 3), 128: Tile(64, 0, 4, 3)},
         "gate_up": {32: Tile(32, 0, 2, 3), 64: Tile(64, 0, 4, 3), 128: Tile(64, 0, 8, 3)},
         "down": {32: Tile(64, 0, 4, 4), 64: Tile(64, 0, 4, 3), 128: Tile(64, 0, 4, 3)},
+        "expert_down": {32: Tile(64, 0, 4, 4), 128: Tile(64, 0, 4, 3)},
         "head": {32: Tile(64, 0, 4, 3), 128: Tile(64, 0, 4, 3)},
     },
     4: {
@@ -89,6 +90,7 @@ PACKED_TILES: dict[int, dict[str, dict[int, Tile]]] = {
         "out": {32: Tile(32, 0, 4, 4), 64: Tile(64, 0, 4, 3), 128: Tile(64, 0, 4, 2)},
         "gate_up": {32: Tile(32, 0, 4, 3), 64: Tile(64, 0, 4, 2), 128: Tile(64, 0, 8, 2)},
         "down": {32: Tile(32, 0, 4, 4), 64: Tile(64, 0, 4, 3), 128: Tile(64, 0, 4, 2)},
+        "expert_down": {32: Tile(32, 0, 2, 5), 64: Tile(64, 0, 4, 3), 128: Tile(64, 0, 4, 2)},
         "head": {32: Tile(64, 0, 4, 3), 128: Tile(64, 0, 4, 2)},
     },
 }

@@ -118,7 +118,7 @@ def _q4_k(units: Units, dtype: Any) -> Packed:
     digits = units[:, :, 16:].reshape(len(units), -1, 32)  # of two groups each
     return packed(
         _rows(_nibbles(digits)), _rows(scales), "int4", dtype, offsets=_rows(offsets),
-        whole_scales=_halves(units, 0).float(), whole_offsets=_halves(units, 2).float(),
+        whole_scales=_halves(units, 0), whole_offsets=_halves(units, 2),
     )  # fmt: skip
 
 

@@ -60,8 +60,8 @@ class Packed:
     dtype: Any  # of the weights
     zeros: Any = None  # (N, K / group), uint8: the numbers that stand for zero
     offsets: Any = None  # (N, K / group): what is added to number times scale
-    whole_scales: Any = None  # (N, K / whole), float32: of several groups; scales are multiples
-    whole_offsets: Any = None  # (N, K / whole), float32: likewise, and the product is subtracted
+    whole_scales: Any = None  # (N, K / whole): of several groups; scales are multiples of these
+    whole_offsets: Any = None  # (N, K / whole): likewise, and the product is subtracted
 
     @property
     def shape(self) -> tuple[int, int]:
