@@ -177,16 +177,38 @@ def larger() -> Table:
 
 
 def code() -> Table:
-    """Code prompts on a model of more than a billion parameters."""
-    found, rows = read(f"{X86}/code"), []
-    for name in ("plain", "default", "model", "model + suffix", "model, K = 4"):
-        row = found[name]
-        gains = row["speed_against_plain"]
-        groups = [f"{gain:.2f}" for gain in gains["by_group"].values()]
-        speed, per_round = row["tokens_per_second"], row["tokens_per_round"]["mean"]
-        rows.append((name, f"{speed:.1f}", f"{per_round:.2f}", f"{gains['overall']:.2f}", *groups))
-    titles = "drafter", "tokens/s", "tokens per round", "gain", "writing", "editing"
-    return Table(titles, rows, [f"{X86}/code"])
+    """Code prompts on a model of more than a billion parameters, on a CPU."""
+    files, rows = [f"{X86}/code", f"{X86}/code-trained"], []
+    asked = ("plain", "default", "model"), ("heads", "heads + suffix")
+    for file, names in zip(files, asked, strict=True):
+        found = read(file)
+        for name in names:
+            gains = found[name]["speed_against_plain"]["by_group"].values()
+            groups = [f"{gain:.2f}" for gain in gains]
+            rows.append((name, *code_cells(found[name]), *groups))
+    titles = "drafter", *CODE_TITLES, "writing", "editing"
+    return Table(titles, rows, files)
+
+
+def code_on_gpu() -> Table:
+    """The same model on a GPU, greedily and sampled."""
+    files = ["h200/code-1.5b", "h200/code-1.5b-sampled"]
+    rows: list[Sequence[object]] = []
+    for file in files:
+        found = read(file)
+        names = [name for name in ("plain", "model", "heads", "heads, raced tree") if name in found]
+        rows += [(name, str(found["temperature"]), *code_cells(found[name])) for name in names]
+    return Table(("drafter", "temperature", *CODE_TITLES), rows, files)
+
+
+CODE_TITLES = "tokens/s", "tokens per round", "gain"
+
+
+def code_cells(row: dict[str, Any]) -> tuple[str, str, str]:
+    speed, per_round = row["tokens_per_second"], row["tokens_per_round"]["mean"]
+    gain = row["speed_against_plain"]["overall"]
+    shown = f"{speed:.1f}" if speed < 100 else whole(speed)
+    return shown, f"{per_round:.2f}", f"{gain:.2f}"
 
 
 def drafters() -> Table:
@@ -394,6 +416,7 @@ TABLES: dict[str, Callable[[], Table]] = {
     "decoding": decoding,
     "larger": larger,
     "code": code,
+    "code-on-gpu": code_on_gpu,
     "drafters": drafters,
     "heads": heads,
     "rule": rule,
