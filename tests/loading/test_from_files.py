@@ -7,6 +7,7 @@ import random
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
+from io import FileIO
 from pathlib import Path
 from typing import Any
 
@@ -238,6 +239,17 @@ def test_a_file_that_changes_while_its_model_is_in_use_is_noticed(path: Path) ->
     for ask in (lambda: model.embeddings_of([7]), lambda: model.embedding):
         with pytest.raises(InputError, match="was changed while the model is in use"):
             ask()
+
+
+@pytest.mark.skipif(not hasattr(os, "preadv"), reason="the system cannot read at a place")
+def test_a_forked_process_does_not_move_where_another_reads(tmp_path: Path) -> None:
+    """Both have the same opened file, and the system keeps one position for it."""
+    file = tmp_path / "rows"
+    file.write_bytes(bytes(range(64)))
+    raw = blocks.Raw("rows", "F32", (4, 2), str(file), 16)
+    with FileIO(file) as stream:
+        assert raw.read_from(stream, 1, 3).tolist() == [list(range(24, 32)), list(range(32, 40))]
+        assert stream.tell() == 0
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="told by /proc")
