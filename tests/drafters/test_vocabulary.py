@@ -46,8 +46,13 @@ class Named(TableModel):
 class Words:
     def __init__(self, vocab: dict[str, int]) -> None:
         self.vocab = vocab
+        self.num_read = 0
+
+    def __len__(self) -> int:
+        return len(self.vocab)
 
     def get_vocab(self) -> dict[str, int]:
+        self.num_read += 1
         return self.vocab
 
     def decode(self, tokens: Any, skip_special_tokens: bool = True) -> str:
@@ -92,3 +97,25 @@ def test_real_tokenizers_that_differ() -> None:
     assert target.vocab_size != draft.vocab_size
     answer = fr.generate(target, "the", drafter=Model(draft), max_new_tokens=5)
     assert answer.stats.notes == [], "one is a beginning of the other here"
+
+
+def test_two_vocabularies_are_compared_once_until_one_grows() -> None:
+    target, draft = Named({"a": 0, "b": 1}, 3), Named({"a": 0, "b": 1}, 3)
+    for _ in range(3):
+        generate(target, draft)
+    assert target.tokenizer.num_read == draft.tokenizer.num_read == 1
+    target.tokenizer.vocab["c"] = 2
+    draft.tokenizer.vocab["d"] = 2
+    with pytest.raises(fr.InputError, match="1 ids with different tokens"):
+        generate(target, draft)
+
+
+def test_tokenizers_that_cannot_be_remembered_are_compared_each_time() -> None:
+    class Plain(Words):
+        __hash__ = None  # type: ignore[assignment]
+
+    target, draft = Named(None, 3), Named(ABC, 3)
+    target.tokenizer = Plain(ABC)
+    for _ in range(2):
+        generate(target, draft)
+    assert target.tokenizer.num_read == 2
