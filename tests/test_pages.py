@@ -100,7 +100,7 @@ def figures() -> dict[str, str]:
     arm = speeds("aarch64-2-cores/laptop")
     coder, peer = read("x86-2-cores/code"), read("x86-2-cores/cpu_pass-1.5b")
     coding = [coder[name]["tokens_per_second"] for name in ("default", "plain")]
-    trained, on_gpu = read("x86-2-cores/code-trained"), read("h200/code-1.5b")
+    on_gpu = read("h200/code-1.5b")
     drafted, alone = speeds("h200/gpu_batch1"), speeds("h200/gpu_ratio")
     cell = "{}, K {}, agreement {}, batch 1, prompt 64"
     starts = [read(f"{machine}/start")["results"] for machine in ("x86-2-cores", "aarch64-2-cores")]
@@ -118,7 +118,7 @@ def figures() -> dict[str, str]:
         + f"{coder['default']['speed_against_plain']['overall']:.2f} times as fast; llama.cpp "
         + f"[{peer['greedy_tokens_per_second']['llama.cpp']:.0f}]",
         "1.5B, trained": "[{:.0f} instead of {:.0f}](benchmarks/results/x86-2-cores/".format(
-            *(trained[name]["tokens_per_second"] for name in ("heads + suffix", "plain"))
+            *(coder[name]["tokens_per_second"] for name in ("heads + suffix", "plain"))
         ),
         "1.5B, H200": "[{:.0f} instead of {:.0f}](benchmarks/results/h200/".format(
             *(on_gpu[name]["tokens_per_second"] for name in ("heads", "plain"))
