@@ -179,7 +179,7 @@ def larger() -> Table:
 def code() -> Table:
     """Code prompts on a model of more than a billion parameters, on a CPU."""
     found, rows = read(f"{X86}/code"), []
-    for name in ("plain", "default", "model", "model + suffix", "heads", "heads + suffix"):
+    for name in ("plain", "default", "model", "heads", "heads + suffix"):
         gains = found[name]["speed_against_plain"]["by_group"].values()
         rows.append((name, *code_cells(found[name]), *(f"{gain:.2f}" for gain in gains)))
     return Table(("drafter", *CODE_TITLES, "writing", "editing"), rows, [f"{X86}/code"])
