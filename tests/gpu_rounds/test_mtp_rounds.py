@@ -28,10 +28,8 @@ SIZES = {name: COMMON[name] for name in ("hidden_size", "intermediate_size", "he
 SIZES |= {"num_attention_heads": 2, "num_key_value_heads": 1, "vocab_size": 50}
 
 
-@pytest.mark.parametrize("layout", ["mimo", pytest.param("qwen", marks=pytest.mark.slow)])
-def test_the_text_does_not_depend_on_the_draft(layout: str, tmp_path: Path) -> None:
-    target = GpuModel(build(num_hidden_layers=2, vocab_size=50))
-    drafter = MTP(Layer(layout, **SIZES).save(tmp_path))
+def check_texts(target: GpuModel, drafter: MTP) -> None:
+    """Texts with the drafter are those of plain decoding, and it drafts."""
     how: dict[str, Any] = {
         "sampling": fr.Sampling(temperature=0.8, seed=3), "max_new_tokens": [2, 4, 3],
         "ignore_eos": True, "batch_size": 2,
@@ -41,6 +39,13 @@ def test_the_text_does_not_depend_on_the_draft(layout: str, tmp_path: Path) -> N
     assert [each.tokens for each in found] == [each.tokens for each in plain]
     assert sum(each.stats.drafted for each in found) > 0
     assert not any(each.stats.notes for each in found)
+
+
+@pytest.mark.parametrize("layout", ["mimo", pytest.param("qwen", marks=pytest.mark.slow)])
+def test_the_text_does_not_depend_on_the_draft(layout: str, tmp_path: Path) -> None:
+    target = GpuModel(build(num_hidden_layers=2, vocab_size=50))
+    drafter = MTP(Layer(layout, **SIZES).save(tmp_path))
+    check_texts(target, drafter)
     engine = Engine(target, executor_of=executor_of, num_rows=2, drafter=drafter, draft_length=2,
                     rule=rules.get("match"))  # fmt: skip
     assert type(engine._executor) is HostDrafts
@@ -62,12 +67,4 @@ def test_modules_of_transformers_beside_captured_rounds(case: str, tmp_path: Pat
     layers.make_likely()
     drafter = MTP(layers.save(tmp_path))
     target = GpuModel(model)
-    how: dict[str, Any] = {
-        "sampling": fr.Sampling(temperature=0.8, seed=3), "max_new_tokens": [2, 4, 3],
-        "ignore_eos": True, "batch_size": 2,
-    }  # fmt: skip
-    plain = fr.generate(target, PROMPTS, drafter=None, **how)
-    found = fr.generate(target, PROMPTS, drafter=drafter, draft_length=2, **how)
-    assert [each.tokens for each in found] == [each.tokens for each in plain]
-    assert sum(each.stats.drafted for each in found) > 0
-    assert not any(each.stats.notes for each in found)
+    check_texts(target, drafter)

@@ -17,9 +17,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from forerun.base.errors import InputError, UnsupportedError, explain
+from forerun.base.errors import InputError, UnsupportedError
 from forerun.drafters.heads.fingerprint import Fingerprint
 from forerun.drafters.heads.mtp_layouts import Layout
+from forerun.drafters.heads.published import broken, unserved
 from forerun.models.attention import layer_kinds
 from forerun.models.base import CpuPass
 
@@ -130,12 +131,10 @@ class PublishedStages:
         return tensor
 
     def broken(self, wrong: str, received: Any) -> InputError:
-        cure = f"Copy or download {str(self.folder)!r} again, config.json and weights together."
-        return InputError(explain(f"The MTP layer cannot be read. {wrong}", received, cure))
+        return broken("MTP layer", self.folder, wrong, received)
 
     def unserved(self, reason: str) -> UnsupportedError:
-        wrong = f"This MTP layer cannot draft here: {reason}."
-        return UnsupportedError(explain(wrong, repr(str(self.folder)), "Use another one."))
+        return unserved("MTP layer", self.folder, reason)
 
 
 class Stage(nn.Module):  # type: ignore[misc]

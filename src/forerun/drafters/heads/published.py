@@ -243,12 +243,22 @@ class PublishedFiles:
         return made
 
     def _broken(self, wrong: str, received: Any) -> InputError:
-        cure = f"Copy or download {str(self.folder)!r} again, config.json and weights together."
-        return InputError(explain(f"The {self.noun} cannot be read. {wrong}", received, cure))
+        return broken(self.noun, self.folder, wrong, received)
 
     def _unserved(self, reason: str) -> UnsupportedError:
-        wrong = f"This {self.noun} cannot draft here: {reason}."
-        return UnsupportedError(explain(wrong, repr(str(self.folder)), "Use another one."))
+        return unserved(self.noun, self.folder, reason)
+
+
+def broken(noun: str, folder: Path, wrong: str, received: Any) -> InputError:
+    """The refusal of a drafter's files that contradict each other."""
+    cure = f"Copy or download {str(folder)!r} again, config.json and weights together."
+    return InputError(explain(f"The {noun} cannot be read. {wrong}", received, cure))
+
+
+def unserved(noun: str, folder: Path, reason: str) -> UnsupportedError:
+    """The refusal of a drafter that this version cannot run."""
+    wrong = f"This {noun} cannot draft here: {reason}."
+    return UnsupportedError(explain(wrong, repr(str(folder)), "Use another one."))
 
 
 def matched(

@@ -3,8 +3,8 @@
 Weights of few bits (`forerun.models.packed`) are widened to 16 bits within the product. None of
 their numbers and tables is loaded in units of 8 bits. The compiler would then permute the inner
 axis, but only in tiles of few tokens, and sums would have other bits in these. So words have 16
-bits from memory to the tensor core, tables of 8 bits are read in pairs, and a product has exactly
-the bits of the product with the weights written out.
+bits from memory to the tensor core, tables of 8 bits are read in wider units, and a product has
+exactly the bits of the product with the weights written out.
 
 Such a matrix is a tuple: words, scales and more (`Packed`), and FORMAT says how to
 read it; ("",) stands for a matrix that is not packed.
@@ -175,7 +175,7 @@ def _entries(
     INPUTS: tl.constexpr = FORMAT[1] * FORMAT[2]  # of a step
     IN_STEP: tl.constexpr = INPUTS // GROUP
     PLACE: tl.constexpr = P * FORMAT[2] // GROUP  # in a step
-    if IN_WORD > 1 and IN_STEP > 0 and IN_STEP % IN_WORD == 0 and IN_ROW % IN_WORD == 0:
+    if IN_WORD > 1 and INPUTS % GROUP == 0 and IN_STEP % IN_WORD == 0 and IN_ROW % IN_WORD == 0:
         words = table.to(tl.pointer_type(tl.int32)) + n * (IN_ROW // IN_WORD)
         words += step * (IN_STEP // IN_WORD) + PLACE // IN_WORD
         found = tl.load(words, mask=inside, other=0) >> (PLACE % IN_WORD * BITS)
